@@ -1,0 +1,24 @@
+"""Mava: single-file multi-agent reinforcement learning systems in pure JAX."""
+
+import os
+
+import jax
+
+
+def _set_num_cpu_devices() -> None:
+    """One CPU device per core of this process, unless the user asked for a number.
+
+    Must run before JAX starts its backend, which importing an environment suite does.
+    """
+    chosen = jax.config.jax_num_cpu_devices != -1
+    chosen = chosen or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if chosen:
+        return
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    try:
+        jax.config.update("jax_num_cpu_devices", num_cores or os.cpu_count() or 1)
+    except RuntimeError:  # the backend runs already: its devices are what there is
+        return
+
+
+_set_num_cpu_devices()

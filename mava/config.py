@@ -1,0 +1,168 @@
+"""Typed configuration: what Hydra composes becomes frozen dataclasses here, checked."""
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.errors import CompactHydraException
+from hydra.utils import get_method, instantiate
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from mava.types import MarlEnv
+
+# All that the experiment reads of a system's Config.
+SYSTEM_FIELDS = ("seed", "total_timesteps", "num_updates", "update_batch_size", "add_agent_id")
+
+
+class UserError(CompactHydraException):
+    """A mistake in the input: Hydra prints the sentence alone and exits with 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arch:
+    """Values and comments stand in configs/arch/anakin.yaml."""
+
+    num_envs: int = MISSING
+    num_devices: int | None = MISSING
+    num_evaluation: int = MISSING
+    num_eval_episodes: int = MISSING
+    num_absolute_metric_eval_episodes: int = MISSING
+    evaluation_greedy: bool = MISSING
+    absolute_metric: bool = MISSING
+    compilation_cache: str | None = MISSING
+    debug: bool = MISSING
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "num_evaluation", "num_eval_episodes",
+                     "num_absolute_metric_eval_episodes"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ValueError(f"arch.{name}={getattr(self, name)} must be at least 1.")
+        if self.num_devices is not None and self.num_devices < 1:
+            raise ValueError(f"arch.num_devices={self.num_devices} must be at least 1 or null.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggerConfig:
+    """Values and comments stand in configs/logger/default.yaml."""
+
+    base_exp_path: str = MISSING
+    system_name: str | None = MISSING
+    use_console: bool = MISSING
+    use_tb: bool = MISSING
+    use_json: bool = MISSING
+    profile: int | None = MISSING
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything one run is told."""
+
+    system_file: Path
+    system_name: str
+    system: Any  # the system file's Config
+    arch: Arch
+    logger: LoggerConfig
+    env_name: str
+    task_name: str
+    overrides: DictConfig  # what Hydra composed, for the record
+
+
+def load_system(path: str) -> ModuleType:
+    """Imports a system file as an ordinary module named after its stem.
+
+    Never as `__main__`: other processes could not unpickle its classes.
+    """
+    file = Path(path).resolve()
+    known = sys.modules.get(file.stem)
+    if known is not None:
+        if getattr(known, "__file__", None) == str(file):
+            return known
+        raise UserError(f"Rename {file}: a module called '{file.stem}' is in use already.")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{file} is no Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def register(config_class: type, system_name: str, network: str) -> None:
+    """Makes Hydra know the schemas, the system's Config and the defaults of the main config."""
+    missing = [name for name in SYSTEM_FIELDS if name not in config_class.__dataclass_fields__]
+    if missing:
+        raise UserError(f"Config of {system_name} lacks {', '.join(missing)}.")
+    system = OmegaConf.structured(config_class)
+    OmegaConf.set_readonly(system, False)  # a frozen dataclass makes a node that takes no override
+    store = ConfigStore.instance()
+    store.store(group="system", name="default", node=system)
+    for group, schema in (("arch", Arch), ("logger", LoggerConfig)):
+        node = OmegaConf.structured(schema)
+        OmegaConf.set_readonly(node, False)
+        store.store(group=group, name="schema", node=node)
+    defaults = [
+        {"arch": "anakin"},
+        {"system": "default"},
+        {"env": "rware"},
+        {"network": network},
+        {"logger": "default"},
+        "hydra_settings",
+        "_self_",
+        {"override hydra/job_logging": "stdout"},  # no log file
+    ]
+    store.store(name="mava", node={"defaults": defaults})
+
+
+def parse(cfg: DictConfig, system_file: Path) -> RunConfig:
+    """Returns the checked, frozen form of a composed config; raises UserError."""
+    try:
+        system, arch, logger = (
+            OmegaConf.to_object(cfg[group]) for group in ("system", "arch", "logger")
+        )
+    except ValueError as error:
+        raise UserError(f"Bad option: {error}") from error
+    env, scenario = cfg.env, cfg.env.scenario
+    if scenario.env_name != env.env_name:
+        raise UserError(
+            f"env/scenario={scenario.task_name} is a scenario of {scenario.env_name}, not of "
+            f"{env.env_name}, which has: {', '.join(scenarios_of(env.env_name))}."
+        )
+    return RunConfig(
+        system_file=system_file,
+        system_name=logger.system_name or system_file.stem,
+        system=system,
+        arch=arch,
+        logger=logger,
+        env_name=env.env_name,
+        task_name=scenario.task_name,
+        overrides=cfg,
+    )
+
+
+def scenarios_of(env_name: str) -> list[str]:
+    """Returns the names of the shipped scenarios of an environment."""
+    folder = Path(__file__).parent / "configs" / "env" / "scenario"
+    scenarios = {file.stem: OmegaConf.load(file) for file in sorted(folder.glob("*.yaml"))}
+    return [name for name, scenario in scenarios.items() if scenario.env_name == env_name]
+
+
+def make_env(env_cfg: DictConfig) -> MarlEnv:
+    """Builds the environment that `env.factory` names from the scenario and `env.kwargs`."""
+    kwargs = {**OmegaConf.to_object(env_cfg.scenario.task_config), **OmegaConf.to_object(env_cfg.kwargs)}
+    try:
+        return get_method(env_cfg.factory)(**kwargs)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise UserError(f"{env_cfg.factory} refuses {kwargs}: {error}") from error
+
+
+def make_networks(network_cfg: DictConfig) -> dict[str, Any]:
+    """Builds the modules named in the network config; the result is a nested dict of them."""
+    try:
+        return instantiate(network_cfg, _convert_="all")
+    except Exception as error:
+        reason = error.__cause__ or error
+        raise UserError(f"The network config can't be built: {reason}") from error

@@ -1,0 +1,144 @@
+"""Complete episodes of a policy, exactly as many as asked.
+
+Episodes are numbered before they are played. Of C copies of the environment in all, copy i plays
+episodes i, i + C, i + 2C, ...: short episodes are not favoured, as they would be by taking the
+first ones to finish. An episode draws from a key that depends on its number alone, so the result
+does not depend on the number of devices.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.struct import PyTreeNode
+
+from mava.ops.map_where import map_where
+from mava.types import MarlEnv, Observation, System
+from mava.utils.parallel import episode_values
+from mava.wrappers.vector import RESET_CHUNK_SIZE
+
+Evaluate = Callable[[Any, jax.Array, jax.Array, jax.Array], dict[str, jax.Array]]
+
+
+class Copies(PyTreeNode, kw_only=True):
+    """The c copies of one device."""
+
+    episode: jax.Array  # (c,), int32: number of the episode that is played
+    step: jax.Array  # (c,), int32: steps taken in it
+    env_state: Any  # (c, ...)
+    observation: Observation  # (c, ...)
+    memory: Any  # (c, ...)
+    results: dict[str, jax.Array]  # (c, episodes of a copy): filled as episodes finish
+
+
+def make_evaluate(
+    env: MarlEnv,
+    system: System,
+    copies_per_device: int,
+    num_devices: int,
+    max_episodes: int,
+    greedy: bool,
+) -> Evaluate:
+    """Returns evaluate(act_params, key, num_episodes, device), to be mapped over devices.
+
+    Its result holds, per quantity, the episodes of the device's copies (c, ceil(max_episodes / C));
+    `in_order` puts those of all devices into the order of their numbers. `num_episodes` is an
+    int32 scalar of at most `max_episodes`, `device` the index of the device.
+
+    Args:
+        env: one environment, with EpisodeMetrics.
+        copies_per_device: c; C is c * num_devices.
+        greedy: passed to `system.act`.
+    """
+    num_copies = copies_per_device * num_devices
+    num_rounds = -(-max_episodes // num_copies)
+    no_memory = system.init_memory(copies_per_device)
+
+    def episode_keys(key: jax.Array, episode: jax.Array) -> jax.Array:
+        """Returns the keys (2,) of an episode: for its reset and for its actions."""
+        return jax.random.split(jax.random.fold_in(key, episode))
+
+    def start(key: jax.Array, episode: jax.Array) -> tuple[Any, Any]:
+        return env.reset(episode_keys(key, episode)[0])
+
+    def act(
+        act_params: Any, key: jax.Array, observation: Observation, memory: Any
+    ) -> tuple[jax.Array, Any]:
+        """One copy's action (N,), drawn from a key of its own."""
+        batch = jax.tree.map(lambda x: x[None], (observation, memory))
+        return jax.tree.map(lambda x: x[0], system.act(act_params, *batch, key, greedy))
+
+    def step(act_params: Any, key: jax.Array, num_episodes: jax.Array, copies: Copies) -> Copies:
+        keys = jax.vmap(lambda episode, t: jax.random.fold_in(episode_keys(key, episode)[1], t))(
+            copies.episode, copies.step
+        )
+        action, memory = jax.vmap(act, (None, 0, 0, 0))(
+            act_params, keys, copies.observation, copies.memory
+        )
+        env_state, timestep = jax.vmap(env.step)(copies.env_state, action)
+
+        finished = timestep.last() & (copies.episode < num_episodes)
+        row, column = jnp.arange(copies_per_device), copies.episode // num_copies
+        column = jnp.where(finished, column, num_rounds)  # past the end: written nowhere
+        values = episode_values(timestep.extras)
+        results = {
+            name: copies.results[name].at[row, column].set(value, mode="drop")
+            for name, value in values.items()
+        }
+
+        def restart(episodes: jax.Array) -> tuple[Any, Observation]:
+            state, first = jax.vmap(start, (None, 0))(key, episodes)
+            return state, first.observation
+
+        episode = jnp.where(finished, copies.episode + num_copies, copies.episode)
+        env_state, observation = map_where(
+            restart,
+            finished & (episode < num_episodes),
+            episode,
+            (env_state, timestep.observation),
+            RESET_CHUNK_SIZE,
+        )
+        memory = jax.tree.map(
+            lambda old, new: jnp.where(finished.reshape(-1, *(1,) * (old.ndim - 1)), new, old),
+            memory,
+            no_memory,
+        )
+        return Copies(
+            episode=episode,
+            step=jnp.where(finished, 0, copies.step + 1),
+            env_state=env_state,
+            observation=observation,
+            memory=memory,
+            results=results,
+        )
+
+    def evaluate(
+        act_params: Any, key: jax.Array, num_episodes: jax.Array, device: jax.Array
+    ) -> dict[str, jax.Array]:
+        episode = device * copies_per_device + jnp.arange(copies_per_device, dtype=jnp.int32)
+        state, timestep = jax.vmap(start, (None, 0))(key, episode)
+        strip = lambda x: jax.lax.convert_element_type(x, x.dtype)  # noqa: E731  weak types
+        copies = Copies(
+            episode=episode,
+            step=jnp.zeros_like(episode),
+            env_state=jax.tree.map(strip, state),
+            observation=jax.tree.map(strip, timestep.observation),
+            memory=no_memory,
+            results={
+                name: jnp.zeros((copies_per_device, num_rounds))
+                for name in episode_values(timestep.extras)
+            },
+        )
+        playing = lambda copies: jnp.any(copies.episode < num_episodes)  # noqa: E731
+        advance = lambda copies: step(act_params, key, num_episodes, copies)  # noqa: E731
+        return jax.lax.while_loop(playing, advance, copies).results
+
+    return evaluate
+
+
+def in_order(results: dict[str, jax.Array], num_episodes: int) -> dict[str, np.ndarray]:
+    """Returns the values (num_episodes,), by episode number, of results (D, c, rounds)."""
+    by_round = {name: np.moveaxis(np.asarray(x), -1, 0) for name, x in results.items()}
+    return {name: x.reshape(-1)[:num_episodes] for name, x in by_round.items()}

@@ -1,0 +1,146 @@
+"""Where results go: the terminal, TensorBoard, MARL-eval JSON. Each logger takes the same events."""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+JSON_METRICS = ("mean_episode_return", "win_rate", "steps_per_second")
+
+
+class Event(NamedTuple):
+    """A set of values measured at one point of training."""
+
+    kind: Literal["train", "evaluation", "absolute"]
+    index: int  # number of the evaluation, from 0
+    env_step: int  # environment steps taken so far, on all devices
+    elapsed: float  # seconds since the first evaluation
+    values: dict[str, float]
+
+
+class Logger(Protocol):
+    def write(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLogger:
+    """Writes metrics.json in MARL-eval's format (Gorsane et al. 2022, arXiv:2209.10485).
+
+    {env: {task: {system: {"seed_<n>": {"step_<i>": {...}, ..., "absolute_metrics": {...}}}}}},
+    metrics as lists of one number. The file is replaced as a whole, so it is valid at any moment.
+    """
+
+    def __init__(self, path: Path, env: str, task: str, system: str, seed: int) -> None:
+        self._path = path
+        self._run: dict[str, Any] = {}
+        self._content = {env: {task: {system: {f"seed_{seed}": self._run}}}}
+        self._save()
+
+    def write(self, event: Event) -> None:
+        if event.kind == "train":
+            return
+        metrics: dict[str, Any] = {
+            name: [event.values[name]] for name in JSON_METRICS if name in event.values
+        }
+        if event.kind == "absolute":
+            self._run["absolute_metrics"] = metrics
+        else:
+            counters = {"step_count": event.env_step, "elapsed_time": event.elapsed}
+            self._run[f"step_{event.index}"] = {**counters, **metrics}
+        self._save()
+
+    def close(self) -> None:
+        pass
+
+    def _save(self) -> None:
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self._content, indent=2))
+        os.replace(temporary, self._path)
+
+
+class TensorBoardLogger:
+    """Writes TensorBoard events; the axis is environment steps."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, event: Event) -> None:
+        for name, value in event.values.items():
+            self._writer.add_scalar(f"{event.kind}/{name}", value, event.env_step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class ConsoleLogger:
+    """A live line on a terminal, a plain line per evaluation elsewhere."""
+
+    def __init__(self, total_steps: int, every_metric: bool = False) -> None:
+        self._total = total_steps
+        self._every_metric = every_metric
+        self._steps = 0
+        self._rate = 0.0
+        self._status = "compiling"
+        self._bar: Any = None
+        if sys.stdout.isatty():
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+            from rich.progress import TimeElapsedColumn
+
+            self._bar = Progress(
+                TaskProgressColumn(),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[status]}"),
+                TimeElapsedColumn(),
+            )
+            self._task = self._bar.add_task("", total=total_steps, status=self._status)
+            self._bar.start()
+
+    def tick(self, seconds_in_block: float, block_steps: int) -> None:
+        """Moves the live line while a block runs, at the speed of the blocks before."""
+        if self._bar is not None:
+            ahead = min(self._rate * seconds_in_block, block_steps)
+            self._bar.update(self._task, completed=self._steps + ahead)
+
+    def write(self, event: Event) -> None:
+        values = event.values
+        if self._every_metric:
+            for name, value in values.items():
+                self._say(f"{event.kind} {event.index}: {name} = {value:.6g}")
+        if event.kind == "train":
+            self._steps, self._rate = event.env_step, values["steps_per_second"]
+            return
+        summary = (
+            f"return {values['mean_episode_return']:.3g} ± {values['std_episode_return']:.2g}"
+            f", length {values['mean_episode_length']:.4g}"
+        )
+        if "win_rate" in values:
+            summary += f", win rate {values['win_rate']:.3g} %"
+        if event.kind == "absolute":
+            self._say(f"best parameters: {summary} ({int(values['num_episodes'])} episodes)")
+            return
+        left = (self._total - event.env_step) / max(self._rate, 1e-9)
+        speed = f"{self._rate:,.0f} env steps/s, {_clock(left)} left"
+        self._status = f"{event.env_step:,} steps, {speed}, {summary}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=event.env_step, status=self._status)
+        else:
+            print(f"[{event.env_step / self._total:4.0%}] {self._status}", flush=True)
+
+    def _say(self, line: str) -> None:
+        (self._bar.console.print if self._bar is not None else print)(line)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

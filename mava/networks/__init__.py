@@ -1,0 +1,8 @@
+"""Flax modules: torsos turn an observation into features, heads turn features into distributions
+or values, actors and critics join the two."""
+
+from mava.networks.feed_forward import FeedForwardActor, FeedForwardCritic
+from mava.networks.heads import CategoricalHead, ValueHead
+from mava.networks.torsos import MLPTorso
+
+__all__ = ["CategoricalHead", "FeedForwardActor", "FeedForwardCritic", "MLPTorso", "ValueHead"]

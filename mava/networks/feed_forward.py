@@ -1,0 +1,33 @@
+"""Feed-forward actors and critics: a torso and a head."""
+
+from typing import TYPE_CHECKING
+
+import flax.linen as nn
+import jax
+
+from mava.types import Observation
+
+if TYPE_CHECKING:
+    import distrax
+
+
+class FeedForwardActor(nn.Module):
+    """Each agent's distribution over its actions; the parameters are shared by all agents."""
+
+    torso: nn.Module
+    head: nn.Module
+
+    def __call__(self, observation: Observation) -> "distrax.Distribution":
+        """Maps observations (..., N, O) to a distribution over (..., N)."""
+        return self.head(self.torso(observation.agents_view), observation.action_mask)
+
+
+class FeedForwardCritic(nn.Module):
+    """Values of whatever the critic is shown."""
+
+    torso: nn.Module
+    head: nn.Module
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps (..., S) to (..., values of the head)."""
+        return self.head(self.torso(x))

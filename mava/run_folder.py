@@ -1,0 +1,57 @@
+"""One folder per run, with what is needed to know later what it was."""
+
+import json
+import platform
+import secrets
+import shutil
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from mava.config import RunConfig, UserError
+
+
+def create_run_folder(run: RunConfig) -> Path:
+    """Makes results/<system>/<environment>/<task>/seed_<n>/<time>-<id> and returns it.
+
+    It holds config.yaml, the system file and versions.json. Raises UserError if it can't be made.
+    """
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    folder = Path(
+        run.logger.base_exp_path,
+        run.system_name,
+        run.env_name,
+        run.task_name,
+        f"seed_{run.system.seed}",
+        name,
+    )
+    try:
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(run.overrides, resolve=True))
+        shutil.copy(run.system_file, folder)
+        (folder / "versions.json").write_text(json.dumps(_versions(run.system_file), indent=2))
+    except OSError as error:
+        raise UserError(
+            f"logger.base_exp_path={run.logger.base_exp_path}: can't write {folder}: "
+            f"{error.strerror}."
+        ) from error
+    return folder
+
+
+def _versions(system_file: Path) -> dict[str, object]:
+    """Returns the Python version, the git commit of the system file, and all packages."""
+    commit = ""
+    if shutil.which("git"):
+        describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        commit = subprocess.run(
+            describe, cwd=system_file.parent, capture_output=True, text=True, check=False
+        ).stdout.strip()
+    packages = {dist.name: dist.version for dist in metadata.distributions()}
+    return {
+        "python": platform.python_version(),
+        "git_commit": commit or None,
+        "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
+    }

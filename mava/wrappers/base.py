@@ -1,0 +1,27 @@
+"""What every environment wrapper forwards."""
+
+from typing import Any
+
+import jax
+
+from mava.types import MarlEnv, Observation, TimeStep
+
+
+class Wrapper:
+    """Forwards everything to the wrapped environment; subclasses change what they name."""
+
+    def __init__(self, env: MarlEnv) -> None:
+        self.env = env
+        self.num_agents = env.num_agents
+        self.num_actions = env.num_actions
+        self.time_limit = env.time_limit
+
+    @property
+    def observation_spec(self) -> Observation:
+        return self.env.observation_spec
+
+    def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
+        return self.env.reset(key)
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        return self.env.step(state, action)

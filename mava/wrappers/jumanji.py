@@ -1,0 +1,137 @@
+"""Jumanji's multi-agent environments (Bonnet et al. 2024, arXiv:2306.09884)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jumanji.environments.routing.lbf import LevelBasedForaging
+from jumanji.environments.routing.lbf.generator import RandomGenerator as ForagingGenerator
+from jumanji.environments.routing.robot_warehouse import RobotWarehouse
+from jumanji.environments.routing.robot_warehouse.generator import (
+    RandomGenerator as WarehouseGenerator,
+)
+from jumanji.environments.routing.robot_warehouse.utils import is_collision
+
+from mava.types import FIRST, LAST, MID, Observation, TimeStep, float32_spec
+
+
+class RobotWarehouseEnv:
+    """RobotWarehouse (RWARE): robots fetch requested shelves to the goal.
+
+    Team reward: every agent gets +1 for each delivery, so the episode return is the number of
+    deliveries. An episode ends when robots collide (termination) and is cut at the time limit
+    (truncation). Jumanji calls both a termination; a collision is read from the grid instead.
+    """
+
+    def __init__(self, time_limit: int = 500, **generator: int) -> None:
+        """Args:
+        time_limit: steps after which an episode is cut.
+        generator: column_height, shelf_rows, shelf_columns, num_agents, sensor_range,
+            request_queue_size.
+        """
+        self._env = RobotWarehouse(WarehouseGenerator(**generator), time_limit)
+        self.num_agents: int = self._env.num_agents
+        self.num_actions = 5  # no-op, forward, left, right, toggle load
+        self.time_limit = time_limit
+
+    @property
+    def observation_spec(self) -> Observation:
+        return _observation_spec(self.num_agents, self._env.num_obs_features, self.num_actions)
+
+    def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
+        state, timestep = self._env.reset(key)
+        return state, _first(timestep.observation, self.num_agents, {})
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        state, timestep = self._env.step(state, action)
+        agent_ids = jnp.arange(self.num_agents)
+        collided = jax.vmap(is_collision, (None, 0, 0))(state.grid, state.agents, agent_ids)
+        discount = jnp.where(jnp.any(collided), 0.0, 1.0)
+        return state, TimeStep(
+            step_type=jnp.where(timestep.last(), LAST, MID).astype(jnp.int8),
+            reward=jnp.full(self.num_agents, timestep.reward, jnp.float32),
+            discount=jnp.full(self.num_agents, discount, jnp.float32),
+            observation=_observation(timestep.observation, self.num_agents),
+            extras={},
+        )
+
+
+class LevelBasedForagingEnv:
+    """Level-based foraging (LBF): agents stand around food and load it together.
+
+    Jumanji normalises rewards so that all food together is worth 1, shared among the agents that
+    loaded it. With `team_reward` (default) every agent gets the sum over the agents: the episode
+    return is the fraction of the food's total level eaten, at most 1. Without it every agent
+    keeps its own share and the episode return, the mean over agents, is at most 1 / N.
+    An episode ends when all food is eaten and is cut at the time limit.
+    """
+
+    def __init__(
+        self, time_limit: int = 100, team_reward: bool = True, **generator: int | bool
+    ) -> None:
+        """Args:
+        time_limit: steps after which an episode is cut.
+        team_reward: give every agent the sum of all rewards instead of its own.
+        generator: grid_size, fov, num_agents, num_food, max_agent_level, force_coop.
+        """
+        self._env = LevelBasedForaging(ForagingGenerator(**generator), time_limit=time_limit)
+        self._team_reward = team_reward
+        self.num_agents = self._env.num_agents
+        self.num_actions = 6  # no-op, up, down, left, right, load
+        self.time_limit = time_limit
+
+    @property
+    def observation_spec(self) -> Observation:
+        num_features = 3 * (self._env.num_food + self.num_agents)
+        return _observation_spec(self.num_agents, num_features, self.num_actions)
+
+    def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
+        state, timestep = self._env.reset(key)
+        return state, _first(timestep.observation, self.num_agents, self._extras(timestep))
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        state, timestep = self._env.step(state, action)
+        reward = timestep.reward.astype(jnp.float32)
+        if self._team_reward:
+            reward = jnp.full(self.num_agents, jnp.sum(reward))
+        return state, TimeStep(
+            step_type=jnp.where(timestep.last(), LAST, MID).astype(jnp.int8),
+            reward=reward,
+            discount=timestep.discount.astype(jnp.float32),
+            observation=_observation(timestep.observation, self.num_agents),
+            extras=self._extras(timestep),
+        )
+
+    @staticmethod
+    def _extras(timestep: Any) -> dict[str, Any]:
+        percent_eaten = jnp.asarray(timestep.extras["percent_eaten"], jnp.float32)
+        return {"env_metrics": {"percent_eaten": percent_eaten}}
+
+
+def _observation_spec(num_agents: int, num_features: int, num_actions: int) -> Observation:
+    return Observation(
+        agents_view=float32_spec(num_agents, num_features),
+        action_mask=jax.ShapeDtypeStruct((num_agents, num_actions), bool),
+        agent_mask=jax.ShapeDtypeStruct((num_agents,), bool),
+        step_count=jax.ShapeDtypeStruct((), jnp.int32),
+    )
+
+
+def _observation(observation: Any, num_agents: int) -> Observation:
+    """Returns our Observation from one of Jumanji's with agents_view, action_mask, step_count."""
+    return Observation(
+        agents_view=observation.agents_view.astype(jnp.float32),
+        action_mask=observation.action_mask,
+        agent_mask=jnp.ones(num_agents, bool),
+        step_count=jnp.asarray(observation.step_count, jnp.int32),
+    )
+
+
+def _first(observation: Any, num_agents: int, extras: dict[str, Any]) -> TimeStep:
+    return TimeStep(
+        step_type=jnp.int8(FIRST),
+        reward=jnp.zeros(num_agents),
+        discount=jnp.ones(num_agents),
+        observation=_observation(observation, num_agents),
+        extras=extras,
+    )
