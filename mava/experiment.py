@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
@@ -26,7 +27,7 @@ from mava.evaluator import in_order, make_evaluate
 from mava.logger import ConsoleLogger, Event, JsonLogger, Logger, TensorBoardLogger
 from mava.run_folder import create_run_folder
 from mava.signals import Stopped, StopSignals
-from mava.types import MarlEnv, Metrics, System
+from mava.types import Metrics, System
 from mava.utils.parallel import merge_metrics
 from mava.wrappers.episode_metrics import EpisodeMetrics
 from mava.wrappers.observation import AgentIds, GlobalState
@@ -131,27 +132,32 @@ def make_plan(run: RunConfig, steps_per_update: int, devices: list[jax.Device]) 
     )
 
 
-def build(module: ModuleType, run: RunConfig) -> tuple[MarlEnv, System, Plan]:
-    """Returns one environment, the system on its copies, and the plan; raises UserError."""
-    devices = choose_devices(1 if run.arch.debug else run.arch.num_devices)
+def make_vector_env(run: RunConfig) -> VectorEnv:
+    """Returns the environments of one replica, wrapped; raises UserError."""
     env = configuration.make_env(run.overrides.env)
     if env.observation_spec.global_state is None:
         env = GlobalState(env)
-    env = EpisodeMetrics(AgentIds(env) if run.system.add_agent_id else env)
+    if run.system.add_agent_id:
+        env = AgentIds(env)
+    return VectorEnv(EpisodeMetrics(env), run.arch.num_envs)
+
+
+def build(module: ModuleType, run: RunConfig) -> tuple[VectorEnv, System, Plan]:
+    """Returns the environments, the system on them, and the plan; raises UserError."""
+    devices = choose_devices(1 if run.arch.debug else run.arch.num_devices)
+    env = make_vector_env(run)
     networks = configuration.make_networks(run.overrides.network)
-    vector_env = VectorEnv(env, run.arch.num_envs)
     try:
-        steps_per_update = module.make_system(vector_env, networks, run.system).steps_per_update
+        steps_per_update = module.make_system(env, networks, run.system).steps_per_update
         plan = make_plan(run, steps_per_update, devices)
         system_config = dataclasses.replace(
             run.system, num_updates=plan.num_updates, total_timesteps=plan.total_steps
         )
-        system = module.make_system(vector_env, networks, system_config)
+        return env, module.make_system(env, networks, system_config), plan
     except ValueError as error:
         raise UserError(f"Bad option: {error}") from error
     except KeyError as error:
         raise UserError(f"{run.system_name} needs network.{error.args[0]}.") from error
-    return env, system, plan
 
 
 def over_replicas(function: Callable, num_replicas: int, in_axes: tuple, out_axes: Any) -> Callable:
@@ -167,11 +173,11 @@ def over_replicas(function: Callable, num_replicas: int, in_axes: tuple, out_axe
     )
 
 
-def check_update(system: System, env: MarlEnv) -> Metrics:
-    """Returns the shapes of the metrics of an update; raises UserError if it can't be traced.
+def trace_update(system: System, env: VectorEnv, plan: Plan) -> tuple[Callable, Metrics, Callable]:
+    """Traces `system.update`, once for all.
 
-    Traced over 2 devices x 2 replicas, whatever the run uses: what an update leaves different on
-    two of them can't leave through `out_axes=None`, so a forgotten average is found here.
+    Returns the traced update without its Experience, the shapes of its Metrics, and a check to be
+    called before anything is trained. Raises UserError if the update can't be traced.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
@@ -182,39 +188,57 @@ def check_update(system: System, env: MarlEnv) -> Metrics:
             f"The network does not fit the observation, agents_view (N, O) = {view}: {error}"
         ) from error
     actor_state = jax.eval_shape(system.reset, key)
-    stacked = jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, 2, *x.shape), x.dtype), actor_state)
-    axes = ((None, 0), (None, 0, None, 0))
-    over_both = jax.vmap(
-        jax.vmap(system.update, *axes, axis_name="replica"), *axes, axis_name="device"
-    )
-    try:
-        new_learner_state, _, metrics, _ = jax.eval_shape(over_both, learner_state, stacked)
-    except ValueError as error:
-        if "out_axes" not in str(error):
-            raise
-        raise UserError(
-            "A forgotten average: the LearnerState or the Metrics of `update` differ between "
-            "devices or replicas. Average gradients and statistics with "
-            "mava.utils.parallel.pmean, metrics with reduce_metrics. (" + str(error) + ")"
-        ) from error
+    sizes = {"device": len(plan.devices), "replica": plan.num_replicas}
+    jaxpr, shapes = jax.make_jaxpr(
+        lambda *states: system.update(*states)[:3],
+        axis_env=list(sizes.items()),
+        return_shape=True,
+    )(learner_state, actor_state)
     before, after = (
-        jax.tree.map(lambda x: (x.shape, str(x.dtype)), state)
-        for state in (learner_state, new_learner_state)
+        jax.tree.map(lambda x: (x.shape, str(x.dtype)), states)
+        for states in ((learner_state, actor_state), shapes[:2])
     )
     if before != after:
-        raise UserError("`update` changes the structure, shapes or dtypes of the LearnerState.")
-    return metrics
+        raise UserError("`update` changes the structure, shapes or dtypes of a state.")
+
+    def update(*states: Any) -> tuple[Any, Any, Metrics]:
+        results = jax.extend.core.jaxpr_as_fun(jaxpr)(*jax.tree.leaves(states))
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    def check() -> None:
+        """Raises UserError if an average over devices or replicas was forgotten.
+
+        Both axes are mapped, also when of size 1: what an update leaves different along one of
+        them can't leave through `out_axes=None`. (A pmap checks nothing: parameters would drift.)
+        """
+        axes = ((None, 0), (None, 0, None))
+        over_both = jax.vmap(
+            jax.vmap(update, *axes, axis_name="replica"), *axes, axis_name="device"
+        )
+        stacked = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((*sizes.values(), *x.shape), x.dtype), actor_state
+        )
+        try:
+            jax.eval_shape(over_both, learner_state, stacked)
+        except ValueError as error:
+            if "out_axes" not in str(error):
+                raise
+            raise UserError(
+                "A forgotten average: the LearnerState or the Metrics of `update` differ between "
+                "devices or replicas. Average gradients and statistics with "
+                "mava.utils.parallel.pmean, and make metrics with reduce_metrics."
+            ) from error
+
+    return update, shapes[2], check
 
 
-def make_block(system: System, num_replicas: int, metrics_shape: Metrics) -> Callable:
+def make_block(update: Callable, num_replicas: int, metrics_shape: Metrics) -> Callable:
     """Returns block(learner_state, actor_state, num_updates), to be mapped over devices.
 
     It gives the two new states, the merged Metrics and the index of the first update with a NaN
     or an infinity among its learn metrics, -1 if there is none.
     """
-    update = over_replicas(
-        lambda *states: system.update(*states)[:3], num_replicas, (None, 0), (None, 0, None)
-    )
+    update = over_replicas(update, num_replicas, (None, 0), (None, 0, None))
     no_episodes = {"min": jnp.inf, "max": -jnp.inf}
 
     def zeros(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -238,59 +262,64 @@ def make_block(system: System, num_replicas: int, metrics_shape: Metrics) -> Cal
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Programs:
-    """The compiled programs of a run."""
+    """The programs of a run; calling a future's result runs it on all devices."""
 
-    setup: Callable  # (init_key, reset_keys) -> LearnerState, ActorState
-    block: Callable  # (LearnerState, ActorState, num_updates) -> ..., Metrics, first bad update
-    evaluate: Callable  # (act_params, key, num_episodes, device indices) -> results (D, c, rounds)
+    setup: Future  # (init_key, reset_keys) -> LearnerState, ActorState
+    block: Future  # (LearnerState, ActorState, num_updates) -> ..., Metrics, first bad update
+    evaluate: Future  # (act_params, key, num_episodes, device indices) -> results (D, c, rounds)
 
 
-def compile_programs(env: MarlEnv, system: System, plan: Plan, greedy: bool, aot: bool) -> Programs:
-    """Compiles all programs, side by side: XLA lets go of Python's lock while it works."""
+def compile_programs(
+    env: VectorEnv, system: System, plan: Plan, config: RunConfig, pool: ThreadPoolExecutor
+) -> Programs:
+    """Starts compiling all programs, side by side: XLA lets go of Python's lock while it works.
+
+    The evaluation is traced and compiled last, while the first block may already run.
+    """
     num_devices, num_replicas = len(plan.devices), plan.num_replicas
-    metrics_shape = check_update(system, env)
+    update, metrics_shape, check = trace_update(system, env, plan)
     reset = over_replicas(system.reset, num_replicas, (0,), 0)
-    copies = min(math.ceil(plan.num_episodes / num_devices), plan.num_envs * num_replicas)
-    evaluate = make_evaluate(
-        env,
-        system,
-        copies,
-        num_devices,
-        max(plan.num_episodes, plan.num_absolute_episodes),
-        greedy,
-    )
     pmap = functools.partial(jax.pmap, axis_name="device", devices=plan.devices)
+    block = pmap(
+        make_block(update, num_replicas, metrics_shape),
+        in_axes=(None, 0, None),
+        out_axes=(None, 0, None, None),
+        donate_argnums=(1,),
+    )
     setup = pmap(
         lambda init_key, reset_keys: (system.init(init_key), reset(reset_keys)),
         in_axes=(None, 0),
         out_axes=(None, 0),
     )
-    block = pmap(
-        make_block(system, num_replicas, metrics_shape),
-        in_axes=(None, 0, None),
-        out_axes=(None, 0, None, None),
-        donate_argnums=(1,),
+    copies = min(math.ceil(plan.num_episodes / num_devices), plan.num_envs * num_replicas)
+    evaluate = pmap(
+        make_evaluate(
+            env.env,
+            system,
+            copies,
+            num_devices,
+            max(plan.num_episodes, plan.num_absolute_episodes),
+            config.arch.evaluation_greedy,
+        ),
+        in_axes=(None, None, None, 0),
     )
-    evaluate = pmap(evaluate, in_axes=(None, None, None, 0))
-    if not aot:
-        return Programs(setup=setup, block=block, evaluate=evaluate)
-
     key, count = jax.random.key(0), np.int32(1)
-    keys = split_keys(key, plan)
-    states = jax.eval_shape(setup, key, keys)
+    setup_args = (key, split_keys(key, plan))
+    states = jax.eval_shape(setup, *setup_args)
     act_params = jax.eval_shape(system.act_params, states[0])
-    devices = np.arange(num_devices, dtype=np.int32)
-    with ThreadPoolExecutor(3) as pool:
-        jobs: list[Future] = [
-            pool.submit(program.lower(*arguments).compile)
-            for program, arguments in (
-                (block, (*states, count)),
-                (setup, (key, keys)),
-                (evaluate, (act_params, key, count, devices)),
-            )
-        ]
-        compiled = [job.result() for job in jobs]
-    return Programs(block=compiled[0], setup=compiled[1], evaluate=compiled[2])
+    evaluate_args = (act_params, key, count, np.arange(num_devices, dtype=np.int32))
+
+    def submit(program: Any, arguments: tuple) -> Future:
+        if config.arch.debug:  # a NaN is looked for operation by operation in what is not compiled
+            return pool.submit(lambda: program)
+        lowered = program.lower(*arguments)
+        return pool.submit(lowered.compile)
+
+    block_job = submit(block, (*states, count))
+    setup_job = submit(setup, setup_args)
+    check()
+    evaluate_job = pool.submit(lambda: submit(evaluate, evaluate_args).result())
+    return Programs(setup=setup_job, block=block_job, evaluate=evaluate_job)
 
 
 def split_keys(key: jax.Array, plan: Plan) -> jax.Array:
@@ -307,15 +336,11 @@ def run(module: ModuleType, config: RunConfig) -> float:
     with StopSignals() as signals, debug_nans(config.arch.debug):
         folder = create_run_folder(config)
         announce(config, plan, folder)
-        start = time.perf_counter()
-        programs = compile_programs(
-            env, system, plan, config.arch.evaluation_greedy, aot=not config.arch.debug
-        )
-        if config.logger.use_console:
-            print(f"Compiled in {time.perf_counter() - start:.1f} s.", flush=True)
         loggers = make_loggers(config, plan, folder)
         try:
-            return train(system, programs, plan, config, loggers, signals, folder)
+            with ThreadPoolExecutor(4) as pool:
+                programs = compile_programs(env, system, plan, config, pool)
+                return train(system, programs, plan, config, loggers, signals, folder)
         finally:
             for logger in loggers:
                 logger.close()
@@ -332,13 +357,13 @@ def train(
 ) -> float:
     """Runs all blocks; returns the mean return of the last evaluation made."""
     init_key, reset_key, evaluation_key = jax.random.split(jax.random.key(config.system.seed), 3)
-    learner_state, actor_state = programs.setup(init_key, split_keys(reset_key, plan))
+    learner_state, actor_state = programs.setup.result()(init_key, split_keys(reset_key, plan))
     best_params, best_return, env_step, first_time = None, -math.inf, 0, None
     train_seconds = 0.0
     devices = np.arange(len(plan.devices), dtype=np.int32)
 
     def evaluate(index: int, act_params: Any, num_episodes: int) -> dict[str, float]:
-        results = programs.evaluate(
+        results = programs.evaluate.result()(
             act_params,
             jax.random.fold_in(evaluation_key, index),
             np.int32(num_episodes),
@@ -347,11 +372,12 @@ def train(
         wait(results, loggers)
         return summarise_episodes(in_order(results, num_episodes))
 
+    block = programs.block.result()
     for index, num_updates in enumerate(plan.blocks()):
         block_steps = num_updates * plan.steps_per_update
         start = time.perf_counter()
         with profiled(config.logger.profile == index, folder):
-            learner_state, actor_state, metrics, first_bad = programs.block(
+            learner_state, actor_state, metrics, first_bad = block(
                 learner_state, actor_state, np.int32(num_updates)
             )
             wait(first_bad, loggers, block_steps)

@@ -1,14 +1,10 @@
 """Feed-forward actors and critics: a torso and a head."""
 
-from typing import TYPE_CHECKING
-
 import flax.linen as nn
 import jax
 
+from mava.networks.distributions import Categorical
 from mava.types import Observation
-
-if TYPE_CHECKING:
-    import distrax
 
 
 class FeedForwardActor(nn.Module):
@@ -17,7 +13,7 @@ class FeedForwardActor(nn.Module):
     torso: nn.Module
     head: nn.Module
 
-    def __call__(self, observation: Observation) -> "distrax.Distribution":
+    def __call__(self, observation: Observation) -> Categorical:
         """Maps observations (..., N, O) to a distribution over (..., N)."""
         return self.head(self.torso(observation.agents_view), observation.action_mask)
 

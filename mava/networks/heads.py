@@ -1,14 +1,10 @@
 """Heads: hidden features (..., H) in, a distribution over actions or values out."""
 
-from typing import TYPE_CHECKING
-
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from flax.linen.initializers import orthogonal
 
-if TYPE_CHECKING:
-    import distrax
+from mava.networks.distributions import Categorical
 
 
 class CategoricalHead(nn.Module):
@@ -17,14 +13,10 @@ class CategoricalHead(nn.Module):
     num_actions: int
 
     @nn.compact
-    def __call__(self, x: jax.Array, action_mask: jax.Array) -> "distrax.Categorical":
-        """Maps (..., H) and the legal actions (..., A) to a categorical over (...)."""
-        import distrax  # 1.7 s of import: only where it is used
-
+    def __call__(self, x: jax.Array, action_mask: jax.Array) -> Categorical:
+        """Maps (..., H) and the legal actions (..., A) to a distribution over (...)."""
         logits = nn.Dense(self.num_actions, kernel_init=orthogonal(0.01))(x)
-        # Not -inf: the entropy of an illegal action would be 0 * inf = NaN.
-        logits = jnp.where(action_mask, logits, jnp.finfo(logits.dtype).min)
-        return distrax.Categorical(logits=logits)
+        return Categorical.masked(logits, action_mask)
 
 
 class ValueHead(nn.Module):

@@ -130,15 +130,14 @@ def rollout(
     def step(carry: tuple[Any, Observation], keys: jax.Array) -> tuple[Any, Transition]:
         env_state, observation = carry
         action_key, env_key = keys
-        action, log_prob = algo.actor.apply(params.actor, observation).sample_and_log_prob(
-            seed=action_key
-        )
+        policy = algo.actor.apply(params.actor, observation)
+        action = policy.sample(action_key)
         env_state, timestep = algo.env.step(env_state, action, env_key)
         extras = dict(timestep.extras)
         transition = Transition(
             observation=observation,
             action=action,
-            log_prob=log_prob,
+            log_prob=policy.log_prob(action),
             reward=timestep.reward,
             discount=timestep.discount,
             last=timestep.last(),
@@ -328,7 +327,7 @@ def act(
 ) -> tuple[jax.Array, tuple[()]]:
     """Returns actions (E, N): the likeliest if greedy, else sampled."""
     policy = algo.actor.apply(actor_params, observation)
-    return (policy.mode() if greedy else policy.sample(seed=key)), memory
+    return (policy.mode() if greedy else policy.sample(key)), memory
 
 
 def make_optim(config: Config, learning_rate: float) -> optax.GradientTransformation:

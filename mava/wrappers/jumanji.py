@@ -36,7 +36,8 @@ class RobotWarehouseEnv:
 
     @property
     def observation_spec(self) -> Observation:
-        return _observation_spec(self.num_agents, self._env.num_obs_features, self.num_actions)
+        num_features = int(self._env.num_obs_features)
+        return _observation_spec(self.num_agents, num_features, self.num_actions)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)

@@ -1,0 +1,271 @@
+"""Training speed of a system, and how near it is to what the machine can do.
+
+    python benchmarks/throughput.py --system ff_mappo --env rware --num-envs 16 64 256
+
+One row per number of environments, all in environment steps per second:
+- raw: the vectorised environment alone, random legal actions, no resets;
+- rollout: the policy acting in the vectorised, auto-resetting environment;
+- training: whole updates, as `mava.experiment` compiles them;
+- bound: 1 / (seconds of a raw step + seconds of the bare matrix work per step), the matrix work
+  being the networks' gradients on the same minibatches for the same epochs and their forward
+  passes, timed in the same process. `fraction` is training / bound.
+
+Pin it to one core (`taskset -c 0`) for figures that repeat: wall and CPU seconds then agree.
+"""
+
+import argparse
+import json
+import resource
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from hydra import compose, initialize_config_module
+from rich.console import Console
+from rich.table import Table
+
+import mava
+from mava import config as configuration
+from mava import experiment
+from mava.types import Observation
+
+SECONDS = 2.0  # of a measurement
+REPEATS = 3  # measurements; the fastest counts, others on the machine can only slow it down
+
+
+def measure(run: Callable[[int], Any], steps: int) -> tuple[float, float]:
+    """Returns wall and CPU seconds per environment step.
+
+    Args:
+        run: does n rounds and waits for them.
+        steps: environment steps in a round.
+    """
+    run(1)
+    start = time.perf_counter()
+    run(1)
+    rounds = max(1, round(SECONDS / (time.perf_counter() - start)))
+    results = []
+    for _ in range(REPEATS):
+        wall, cpu = time.perf_counter(), time.process_time()
+        run(rounds)
+        results.append((time.perf_counter() - wall, time.process_time() - cpu))
+    wall, cpu = (min(times) for times in zip(*results, strict=True))
+    return wall / rounds / steps, cpu / rounds / steps
+
+
+def repeat(function: Callable[[Any], Any], carry: Any) -> Callable[[int], None]:
+    """Returns a runner of n rounds of `carry = function(carry)`, compiled."""
+    loop = jax.jit(lambda n, carry: jax.lax.fori_loop(0, n, lambda i, c: function(c), carry))
+    return lambda n: jax.block_until_ready(loop(np.int32(n), carry))
+
+
+def raw_runner(vector_env: Any, length: int) -> Callable[[int], None]:
+    """The environments alone: a round is `length` steps of all copies, from a fresh reset."""
+    env = vector_env.env
+
+    def step(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
+        state, mask, total = carry
+        action = jax.random.categorical(key, jnp.where(mask, 0.0, -1e9))
+        state, timestep = jax.vmap(env.step)(state, action)
+        kept = jax.tree.leaves((timestep.observation, timestep.reward))
+        total += sum(jnp.sum(x, dtype=jnp.float32) for x in kept)
+        return (state, timestep.observation.action_mask, total), None
+
+    def round_(carry: tuple) -> tuple:
+        key, total = carry
+        key, reset_key, steps_key = jax.random.split(key, 3)
+        state, timestep = vector_env.reset(reset_key)
+        start = (state, timestep.observation.action_mask, total)
+        (_, _, total), _ = jax.lax.scan(step, start, jax.random.split(steps_key, length))
+        return key, total
+
+    return repeat(round_, (jax.random.key(0), jnp.float32(0)))
+
+
+def rollout_runner(vector_env: Any, system: Any, length: int) -> Callable[[int], None]:
+    """The policy in the environments: a round is `length` steps of all copies."""
+    learner_state = jax.jit(system.init)(jax.random.key(0))
+    act_params = system.act_params(learner_state)
+    state, timestep = jax.jit(vector_env.reset)(jax.random.key(1))
+
+    def step(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
+        state, observation, memory, total = carry
+        act_key, env_key = jax.random.split(key)
+        action, memory = system.act(act_params, observation, memory, act_key, False)
+        state, timestep = vector_env.step(state, action, env_key)
+        kept = jax.tree.leaves((timestep.observation, timestep.reward))
+        total += sum(jnp.sum(x, dtype=jnp.float32) for x in kept)
+        return (state, timestep.observation, memory, total), None
+
+    def round_(carry: tuple) -> tuple:
+        key, *rest = carry
+        key, steps_key = jax.random.split(key)
+        rest, _ = jax.lax.scan(step, tuple(rest), jax.random.split(steps_key, length))
+        return key, *rest
+
+    memory = system.init_memory(vector_env.num_envs)
+    carry = (jax.random.key(2), state, timestep.observation, memory, jnp.float32(0))
+    return repeat(round_, carry)
+
+
+def dense_layers(params: Any) -> list[tuple[jax.Array, jax.Array]]:
+    """Returns kernels and biases of a feed-forward network, torso first."""
+    layers = params["params"]
+    names = [(part, name) for part in ("torso", "head") for name in sorted(layers[part])]
+    return [(layers[part][name]["kernel"], layers[part][name]["bias"]) for part, name in names]
+
+
+def forward(layers: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> jax.Array:
+    """The bare products of an MLP with relu."""
+    for i, (kernel, bias) in enumerate(layers):
+        x = x @ kernel + bias
+        x = x if i == len(layers) - 1 else jax.nn.relu(x)
+    return x
+
+
+def matrix_runner(
+    params: Any, config: Any, num_envs: int, num_agents: int, spec: Observation
+) -> Callable[[int], None]:
+    """The matrix work of one update of a PPO system: a round is one update."""
+    num_samples = config.rollout_length * num_envs // config.num_minibatches
+    networks = []
+    for network in (params.actor, params.critic):
+        layers = dense_layers(network)
+        per_agent = layers[0][0].shape[0] == spec.agents_view.shape[-1]
+        networks.append((layers, num_agents if per_agent else 1))
+    key = jax.random.key(0)
+    inputs = [
+        jax.random.normal(key, (num_samples * n, layers[0][0].shape[0])) for layers, n in networks
+    ]
+
+    def learn(carry: Any, _: None) -> tuple[Any, None]:
+        gradients = [
+            jax.grad(lambda layers, x: jnp.mean(forward(layers, x) ** 2))(layers, x)
+            for layers, x in zip(carry, inputs, strict=True)
+        ]
+        return jax.tree.map(lambda x, g: x - 1e-6 * g, carry, gradients), None
+
+    def act(x: jax.Array, actor: Any) -> jax.Array:
+        return x + 1e-6 * jnp.mean(forward(actor, x))
+
+    def round_(carry: tuple) -> tuple:
+        layers, x, total = carry
+        x = jax.lax.fori_loop(0, config.rollout_length, lambda i, x: act(x, layers[0]), x)
+        minibatches = jnp.concatenate([inputs[1]] * config.num_minibatches)
+        total += jnp.sum(forward(layers[1], minibatches + 0 * total))  # depends on the round
+        num_gradients = config.ppo_epochs * config.num_minibatches
+        layers, _ = jax.lax.scan(learn, layers, None, length=num_gradients)
+        return layers, x, total
+
+    observations = inputs[0][: num_envs * networks[0][1]]
+    return repeat(round_, ([layers for layers, _ in networks], observations, jnp.float32(0)))
+
+
+def training_runner(run: Any, module: Any) -> tuple[Callable[[int], None], float, Any]:
+    """Returns a runner of n updates, the seconds it took to compile, and the plan."""
+    env, system, plan = experiment.build(module, run)
+    start = time.perf_counter()
+    with ThreadPoolExecutor(4) as pool:
+        programs = experiment.compile_programs(env, system, plan, run, pool)
+        setup, block = programs.setup.result(), programs.block.result()
+        programs.evaluate.result()
+    seconds = time.perf_counter() - start
+    states = list(setup(jax.random.key(0), experiment.split_keys(jax.random.key(1), plan)))
+
+    def run_updates(n: int) -> None:
+        states[0], states[1], _, bad = block(states[0], states[1], np.int32(n))
+        assert int(bad) < 0, "training diverged"
+
+    return run_updates, seconds, plan
+
+
+def benchmark(arguments: argparse.Namespace, num_envs: int, module: Any) -> dict[str, float]:
+    """Returns one row of results."""
+    overrides = [
+        f"env={arguments.env}",
+        f"arch.num_envs={num_envs}",
+        f"arch.num_devices={arguments.devices}",
+        *arguments.overrides,
+    ]
+    if arguments.scenario:
+        overrides.append(f"env/scenario={arguments.scenario}")
+    with initialize_config_module("mava.configs", version_base=None):
+        run = configuration.parse(compose("mava", overrides), Path(module.__file__))
+    _, system, _ = experiment.build(module, run)
+    vector_env = experiment.make_vector_env(run)
+    params = jax.jit(system.init)(jax.random.key(0)).params
+    length = run.system.rollout_length
+
+    training, compile_seconds, plan = training_runner(run, module)
+    train_wall, train_cpu = measure(training, plan.steps_per_update)
+    steps = num_envs * length
+    raw_wall, raw_cpu = measure(raw_runner(vector_env, length), steps)
+    rollout_wall, _ = measure(rollout_runner(vector_env, system, length), steps)
+    matrix = matrix_runner(
+        params, run.system, num_envs, vector_env.num_agents, vector_env.observation_spec
+    )
+    matrix_wall, matrix_cpu = measure(matrix, steps)
+    bound_wall, bound_cpu = 1 / (raw_wall + matrix_wall), 1 / (raw_cpu + matrix_cpu)
+    return {
+        "num_envs": num_envs,
+        "raw_steps_per_second": 1 / raw_wall,
+        "rollout_steps_per_second": 1 / rollout_wall,
+        "training_steps_per_second": 1 / train_wall,
+        "training_steps_per_cpu_second": 1 / train_cpu,
+        "bound_steps_per_second": bound_wall,
+        "fraction_of_bound": 1 / train_wall / bound_wall / plan_streams(plan),
+        "fraction_of_bound_cpu": 1 / train_cpu / bound_cpu,
+        "raw_us": raw_wall * 1e6,
+        "matrix_us": matrix_wall * 1e6,
+        "compile_seconds": compile_seconds,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def plan_streams(plan: Any) -> int:
+    """The bound is that of one device: D of them could do D times as much."""
+    return len(plan.devices)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--system", default="ff_mappo")
+    parser.add_argument("--env", default="rware")
+    parser.add_argument("--scenario")
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[16, 64, 256])
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides, e.g. system.ppo_epochs=2")
+    arguments = parser.parse_args()
+    file = Path(mava.__file__).parent / "systems" / f"{arguments.system}.py"
+    module = configuration.load_system(str(file))
+    configuration.register(module.Config, arguments.system, "mlp")
+    jax.config.update("jax_enable_compilation_cache", False)  # compile_seconds are real
+
+    rows = []
+    for num_envs in arguments.num_envs:
+        rows.append(benchmark(arguments, num_envs, module))
+        print(json.dumps({name: round(value, 3) for name, value in rows[-1].items()}), flush=True)
+    print_table(arguments, rows)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=2))
+
+
+def print_table(arguments: argparse.Namespace, rows: list[dict[str, float]]) -> None:
+    table = Table(title=f"{arguments.system} {arguments.env} {arguments.scenario or ''}")
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(
+            *(f"{value:,.2f}" if value < 100 else f"{value:,.0f}" for value in row.values())
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
