@@ -114,6 +114,9 @@ class ConsoleLogger:
                 self._say(f"{event.kind} {event.index}: {name} = {value:.6g}")
         if event.kind == "train":
             self._steps, self._rate = event.env_step, values["steps_per_second"]
+            if event.index == 0 and not self._every_metric:
+                metrics = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
+                self._say(f"First block trained: {metrics}")
             return
         summary = (
             f"return {values['mean_episode_return']:.3g} ± {values['std_episode_return']:.2g}"
@@ -130,10 +133,13 @@ class ConsoleLogger:
         if self._bar is not None:
             self._bar.update(self._task, completed=event.env_step, status=self._status)
         else:
-            print(f"[{event.env_step / self._total:4.0%}] {self._status}", flush=True)
+            self._say(f"[{event.env_step / self._total:4.0%}] {self._status}")
 
     def _say(self, line: str) -> None:
-        (self._bar.console.print if self._bar is not None else print)(line)
+        if self._bar is not None:
+            self._bar.console.print(line)
+        else:
+            print(line, flush=True)
 
     def close(self) -> None:
         if self._bar is not None:

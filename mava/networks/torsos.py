@@ -29,9 +29,12 @@ class MLPTorso(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
+        *batch, features = x.shape
+        # As a matrix: XLA's gradient of a product with two batch axes took 1.8 times as long (CPU).
+        x = x.reshape(-1, features)
         for size in self.layer_sizes:
             x = nn.Dense(size, kernel_init=orthogonal(np.sqrt(2)))(x)
             if self.use_layer_norm:
                 x = nn.LayerNorm()(x)
             x = getattr(nn, self.activation)(x)
-        return x
+        return x.reshape(*batch, -1)
