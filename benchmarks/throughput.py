@@ -103,9 +103,8 @@ def rollout_runner(vector_env: Any, system: Any, length: int) -> Callable[[int],
         return (state, timestep.observation, memory, total), None
 
     def round_(carry: tuple) -> tuple:
-        key, *rest = carry
-        key, steps_key = jax.random.split(key)
-        rest, _ = jax.lax.scan(step, tuple(rest), jax.random.split(steps_key, length))
+        key, steps_key = jax.random.split(carry[0])
+        rest, _ = jax.lax.scan(step, carry[1:], jax.random.split(steps_key, length))
         return key, *rest
 
     memory = system.init_memory(vector_env.num_envs)

@@ -10,7 +10,7 @@ def _set_num_cpu_devices() -> None:
 
     Must run before JAX starts its backend, which importing an environment suite does.
     """
-    chosen = jax.config.jax_num_cpu_devices != -1
+    chosen = jax.config.read("jax_num_cpu_devices") != -1
     chosen = chosen or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if chosen:
         return

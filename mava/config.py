@@ -1,5 +1,6 @@
 """Typed configuration: what Hydra composes becomes frozen dataclasses here, checked."""
 
+import dataclasses
 import importlib.util
 import sys
 from dataclasses import dataclass
@@ -93,7 +94,8 @@ def load_system(path: str) -> ModuleType:
 
 def register(config_class: type, system_name: str, network: str) -> None:
     """Makes Hydra know the schemas, the system's Config and the defaults of the main config."""
-    missing = [name for name in SYSTEM_FIELDS if name not in config_class.__dataclass_fields__]
+    fields = {field.name for field in dataclasses.fields(config_class)}
+    missing = [name for name in SYSTEM_FIELDS if name not in fields]
     if missing:
         raise UserError(f"Config of {system_name} lacks {', '.join(missing)}.")
     system = OmegaConf.structured(config_class)
@@ -120,9 +122,9 @@ def register(config_class: type, system_name: str, network: str) -> None:
 def parse(cfg: DictConfig, system_file: Path) -> RunConfig:
     """Returns the checked, frozen form of a composed config; raises UserError."""
     try:
-        system, arch, logger = (
-            OmegaConf.to_object(cfg[group]) for group in ("system", "arch", "logger")
-        )
+        system: Any = OmegaConf.to_object(cfg.system)
+        arch: Any = OmegaConf.to_object(cfg.arch)
+        logger: Any = OmegaConf.to_object(cfg.logger)
     except ValueError as error:
         raise UserError(f"Bad option: {error}") from error
     env, scenario = cfg.env, cfg.env.scenario
@@ -152,7 +154,9 @@ def scenarios_of(env_name: str) -> list[str]:
 
 def make_env(env_cfg: DictConfig) -> MarlEnv:
     """Builds the environment that `env.factory` names from the scenario and `env.kwargs`."""
-    kwargs = {**OmegaConf.to_object(env_cfg.scenario.task_config), **OmegaConf.to_object(env_cfg.kwargs)}
+    task: Any = OmegaConf.to_object(env_cfg.scenario.task_config)
+    kwargs: Any = OmegaConf.to_object(env_cfg.kwargs)
+    kwargs = {**task, **kwargs}
     try:
         return get_method(env_cfg.factory)(**kwargs)
     except (AssertionError, TypeError, ValueError) as error:

@@ -67,8 +67,9 @@ def make_evaluate(
         act_params: Any, key: jax.Array, observation: Observation, memory: Any
     ) -> tuple[jax.Array, Any]:
         """One copy's action (N,), drawn from a key of its own."""
-        batch = jax.tree.map(lambda x: x[None], (observation, memory))
-        return jax.tree.map(lambda x: x[0], system.act(act_params, *batch, key, greedy))
+        observation, memory = jax.tree.map(lambda x: x[None], (observation, memory))
+        result = system.act(act_params, observation, memory, key, greedy)
+        return jax.tree.map(lambda x: x[0], result)
 
     def step(act_params: Any, key: jax.Array, num_episodes: jax.Array, copies: Copies) -> Copies:
         keys = jax.vmap(lambda episode, t: jax.random.fold_in(episode_keys(key, episode)[1], t))(

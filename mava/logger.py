@@ -1,4 +1,4 @@
-"""Where results go: the terminal, TensorBoard, MARL-eval JSON. Each logger takes the same events."""
+"""Where results go: terminal, TensorBoard, MARL-eval JSON. Each logger takes the same events."""
 
 import json
 import math
@@ -14,7 +14,7 @@ class Event(NamedTuple):
     """A set of values measured at one point of training."""
 
     kind: Literal["train", "evaluation", "absolute"]
-    index: int  # number of the evaluation, from 0
+    evaluation: int  # its number, from 0
     env_step: int  # environment steps taken so far, on all devices
     elapsed: float  # seconds since the first evaluation
     values: dict[str, float]
@@ -49,7 +49,7 @@ class JsonLogger:
             self._run["absolute_metrics"] = metrics
         else:
             counters = {"step_count": event.env_step, "elapsed_time": event.elapsed}
-            self._run[f"step_{event.index}"] = {**counters, **metrics}
+            self._run[f"step_{event.evaluation}"] = {**counters, **metrics}
         self._save()
 
     def close(self) -> None:
@@ -89,8 +89,13 @@ class ConsoleLogger:
         self._status = "compiling"
         self._bar: Any = None
         if sys.stdout.isatty():
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-            from rich.progress import TimeElapsedColumn
+            from rich.progress import (
+                BarColumn,
+                Progress,
+                TaskProgressColumn,
+                TextColumn,
+                TimeElapsedColumn,
+            )
 
             self._bar = Progress(
                 TaskProgressColumn(),
@@ -111,10 +116,10 @@ class ConsoleLogger:
         values = event.values
         if self._every_metric:
             for name, value in values.items():
-                self._say(f"{event.kind} {event.index}: {name} = {value:.6g}")
+                self._say(f"{event.kind} {event.evaluation}: {name} = {value:.6g}")
         if event.kind == "train":
             self._steps, self._rate = event.env_step, values["steps_per_second"]
-            if event.index == 0 and not self._every_metric:
+            if event.evaluation == 0 and not self._every_metric:
                 metrics = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
                 self._say(f"First block trained: {metrics}")
             return

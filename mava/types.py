@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import jax
-import jax.numpy as jnp
 from flax.struct import PyTreeNode
 
 FIRST, MID, LAST = 0, 1, 2  # TimeStep.step_type
@@ -130,6 +129,6 @@ class System(NamedTuple, Generic[LearnerState, ActorState]):
     """Environment steps in one update of one replica."""
 
 
-def float32_spec(*shape: int) -> jax.ShapeDtypeStruct:
-    """A float32 entry of an observation spec."""
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
+def array_spec(shape: tuple[int, ...], dtype: Any) -> Any:
+    """An entry of an observation spec."""
+    return jax.ShapeDtypeStruct(shape, dtype)

@@ -1,5 +1,6 @@
 """Flax modules: torsos turn an observation into features, heads turn features into distributions
-or values, actors and critics join the two."""
+or values, actors and critics join the two.
+"""
 
 from mava.networks.feed_forward import FeedForwardActor, FeedForwardCritic
 from mava.networks.heads import CategoricalHead, ValueHead

@@ -1,5 +1,6 @@
 """Distributions over actions. (Importing distrax, with TensorFlow Probability, takes as long as
-importing JAX.)"""
+importing JAX.)
+"""
 
 import jax
 import jax.numpy as jnp

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -111,8 +110,8 @@ class Algorithm(NamedTuple):
 
     config: Config
     env: VectorEnv
-    actor: nn.Module
-    critic: nn.Module
+    actor: Any  # FeedForwardActor
+    critic: Any  # FeedForwardCritic
     actor_optim: optax.GradientTransformation
     critic_optim: optax.GradientTransformation
 
@@ -202,7 +201,7 @@ def make_samples(
 def actor_loss(
     actor_params: Any, algo: Algorithm, sample: Sample
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns the clipped objective (eq. 7) with the entropy bonus (eq. 9), negated, and metrics."""
+    """Returns the negated clipped objective (eq. 7) and entropy bonus (eq. 9), and metrics."""
     policy = algo.actor.apply(actor_params, sample.observation)
     log_ratio = policy.log_prob(sample.action) - sample.log_prob  # (B, N)
     ratio = jnp.exp(log_ratio)
@@ -222,7 +221,8 @@ def actor_loss(
 
 def critic_loss(critic_params: Any, algo: Algorithm, sample: Sample) -> jax.Array:
     """Returns the squared error to the targets, each value moving at most clip_eps to count less
-    (as in PPO's reference code; not in the paper)."""
+    (as in PPO's reference code; not in the paper).
+    """
     value = values(algo, critic_params, sample.observation)  # (B, N)
     clip_eps = algo.config.clip_eps
     clipped_value = sample.value + jnp.clip(value - sample.value, -clip_eps, clip_eps)

@@ -16,7 +16,8 @@ Tree = TypeVar("Tree")
 
 def _as_one_vector(collective: Callable[[jax.Array, tuple[str, str]], Any], tree: Tree) -> Tree:
     """Applies a collective to all leaves at once: on two CPU devices a rendezvous for each of 12
-    leaves took 0.6 ms, one for all of them 0.09 ms."""
+    leaves took 0.6 ms, one for all of them 0.09 ms.
+    """
     vector, unravel = ravel_pytree(tree)
     return unravel(collective(vector, AXES))
 

@@ -12,7 +12,7 @@ from jumanji.environments.routing.robot_warehouse.generator import (
 )
 from jumanji.environments.routing.robot_warehouse.utils import is_collision
 
-from mava.types import FIRST, LAST, MID, Observation, TimeStep, float32_spec
+from mava.types import FIRST, LAST, MID, Observation, TimeStep, array_spec
 
 
 class RobotWarehouseEnv:
@@ -45,8 +45,9 @@ class RobotWarehouseEnv:
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.step(state, action)
+        is_collision_of: Any = is_collision  # typed for one Python int
         agent_ids = jnp.arange(self.num_agents)
-        collided = jax.vmap(is_collision, (None, 0, 0))(state.grid, state.agents, agent_ids)
+        collided = jax.vmap(is_collision_of, (None, 0, 0))(state.grid, state.agents, agent_ids)
         discount = jnp.where(jnp.any(collided), 0.0, 1.0)
         return state, TimeStep(
             step_type=jnp.where(timestep.last(), LAST, MID).astype(jnp.int8),
@@ -67,9 +68,7 @@ class LevelBasedForagingEnv:
     An episode ends when all food is eaten and is cut at the time limit.
     """
 
-    def __init__(
-        self, time_limit: int = 100, team_reward: bool = True, **generator: int | bool
-    ) -> None:
+    def __init__(self, time_limit: int = 100, team_reward: bool = True, **generator: Any) -> None:
         """Args:
         time_limit: steps after which an episode is cut.
         team_reward: give every agent the sum of all rewards instead of its own.
@@ -111,10 +110,10 @@ class LevelBasedForagingEnv:
 
 def _observation_spec(num_agents: int, num_features: int, num_actions: int) -> Observation:
     return Observation(
-        agents_view=float32_spec(num_agents, num_features),
-        action_mask=jax.ShapeDtypeStruct((num_agents, num_actions), bool),
-        agent_mask=jax.ShapeDtypeStruct((num_agents,), bool),
-        step_count=jax.ShapeDtypeStruct((), jnp.int32),
+        agents_view=array_spec((num_agents, num_features), jnp.float32),
+        action_mask=array_spec((num_agents, num_actions), bool),
+        agent_mask=array_spec((num_agents,), bool),
+        step_count=array_spec((), jnp.int32),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mava.types import Observation, TimeStep, float32_spec
+from mava.types import Observation, TimeStep, array_spec
 from mava.wrappers.base import Wrapper
 
 
@@ -15,7 +15,7 @@ class GlobalState(Wrapper):
     @property
     def observation_spec(self) -> Observation:
         spec = self.env.observation_spec
-        return spec.replace(global_state=float32_spec(spec.agents_view.size))
+        return spec.replace(global_state=array_spec((spec.agents_view.size,), jnp.float32))
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self.env.reset(key)
@@ -33,13 +33,16 @@ class GlobalState(Wrapper):
 
 class AgentIds(Wrapper):
     """Appends a one-hot agent id to every agent's view, so that shared parameters can tell the
-    agents apart: (N, O) becomes (N, O + N), the id last."""
+    agents apart: (N, O) becomes (N, O + N), the id last.
+    """
 
     @property
     def observation_spec(self) -> Observation:
         spec = self.env.observation_spec
         num_agents, num_features = spec.agents_view.shape
-        return spec.replace(agents_view=float32_spec(num_agents, num_features + num_agents))
+        return spec.replace(
+            agents_view=array_spec((num_agents, num_features + num_agents), jnp.float32)
+        )
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self.env.reset(key)

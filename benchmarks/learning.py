@@ -1,0 +1,139 @@
+"""Learning curves of a system on a task over seeds: return against environment steps.
+
+    python benchmarks/learning.py --system ff_mappo --env rware --scenario tiny-2ag \
+        --seeds 0 1 2 3 4 system.total_timesteps=1e7 arch.num_envs=8
+
+Trains one seed after the other, then prints the mean over seeds with its standard error and 95 %
+interval (Student's t) at the steps asked for. Finished seeds in the results folder are not trained
+again, so a call that was stopped goes on where it was; use a new folder for new options.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from scipy import stats
+
+import mava
+
+SMOOTH = 3  # neighbouring evaluations averaged at each step, as in the tables of docs/benchmarks.md
+
+
+class Curve(NamedTuple):
+    steps: np.ndarray  # (evaluations,)
+    returns: np.ndarray  # (seeds, evaluations)
+    absolute: np.ndarray  # (seeds,): returns of each seed's best parameters
+
+
+def finished_run(results: Path, system: str, seed: int) -> dict[str, Any] | None:
+    """Returns the MARL-eval record of a finished run of this seed, None if there is none."""
+    for file in sorted(results.glob(f"{system}/*/*/seed_{seed}/*/metrics.json")):
+        record: Any = json.loads(file.read_text())
+        for _ in range(4):  # environment, task, system, seed
+            (record,) = record.values()
+        if "absolute_metrics" in record:
+            return record
+    return None
+
+
+def train(arguments: argparse.Namespace, seed: int) -> None:
+    file = Path(mava.__file__).parent / "systems" / f"{arguments.system}.py"
+    command = [sys.executable, str(file), f"env={arguments.env}", f"system.seed={seed}"]
+    if arguments.scenario:
+        command.append(f"env/scenario={arguments.scenario}")
+    command += [f"logger.base_exp_path={arguments.results}", *arguments.overrides]
+    print(f"Seed {seed}: {' '.join(command[1:])}", flush=True)
+    subprocess.run(command, check=True, stdout=None if arguments.verbose else subprocess.DEVNULL)
+
+
+def collect(arguments: argparse.Namespace) -> Curve:
+    records = []
+    for seed in arguments.seeds:
+        if finished_run(arguments.results, arguments.system, seed) is None:
+            train(arguments, seed)
+        record = finished_run(arguments.results, arguments.system, seed)
+        assert record is not None, f"seed {seed} left no finished run in {arguments.results}"
+        records.append(record)
+    evaluations = [[step for name, step in r.items() if name.startswith("step_")] for r in records]
+    steps = np.array([[e["step_count"] for e in run] for run in evaluations])
+    assert (steps == steps[0]).all(), "the seeds were evaluated at different steps"
+    return Curve(
+        steps=steps[0],
+        returns=np.array([[e["mean_episode_return"][0] for e in run] for run in evaluations]),
+        absolute=np.array([r["absolute_metrics"]["mean_episode_return"][0] for r in records]),
+    )
+
+
+def describe(values: np.ndarray) -> tuple[str, str, str, str]:
+    """Returns mean, standard error, 95 % interval and the single values (seeds,)."""
+    mean, single = float(np.mean(values)), ", ".join(f"{value:.3g}" for value in values)
+    if len(values) < 2:
+        return f"{mean:.3g}", "-", "-", single
+    error = float(stats.sem(values))
+    low, high = stats.t.interval(0.95, len(values) - 1, mean, error) if error else (mean, mean)
+    return f"{mean:.3g}", f"{error:.2g}", f"{low:.3g} to {high:.3g}", single
+
+
+def report(arguments: argparse.Namespace, curve: Curve) -> None:
+    table = Table(title=f"{arguments.system} {arguments.env} {arguments.scenario or ''}")
+    for name in ("environment steps", "mean return", "s.e.", "95 % interval", "each seed"):
+        table.add_column(name, justify="right")
+    window = np.ones(SMOOTH) / SMOOTH
+    smooth = np.array([np.convolve(run, window, "valid") for run in curve.returns])
+    centres = curve.steps[SMOOTH // 2 : len(curve.steps) - SMOOTH // 2]
+    asked = arguments.steps or np.linspace(0, curve.steps[-1], 11)[1:]
+    for step in asked:
+        index = int(np.argmin(np.abs(centres - step)))
+        table.add_row(f"{centres[index]:,}", *describe(smooth[:, index]))
+    table.add_row("best parameters", *describe(curve.absolute))
+    Console(width=120).print(table)
+
+
+def plot(arguments: argparse.Namespace, curve: Curve) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    mean = curve.returns.mean(axis=0)
+    axes.plot(curve.steps, curve.returns.T, color="tab:blue", alpha=0.25, linewidth=0.8)
+    axes.plot(curve.steps, mean, color="tab:blue", label=f"mean of {len(curve.returns)} seeds")
+    if len(curve.returns) > 1:
+        half = stats.sem(curve.returns) * stats.t.ppf(0.975, len(curve.returns) - 1)
+        axes.fill_between(curve.steps, mean - half, mean + half, alpha=0.2, label="95 % interval")
+    axes.set(xlabel="environment steps", ylabel="episode return")
+    axes.set_title(f"{arguments.system}, {arguments.env} {arguments.scenario or ''}")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(arguments.plot, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--system", default="ff_mappo")
+    parser.add_argument("--env", default="rware")
+    parser.add_argument("--scenario")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=float, nargs="+", help="where to print the return")
+    parser.add_argument("--results", type=Path, default=Path("results/learning"))
+    parser.add_argument("--plot", type=Path, help="also draw the curves into this file")
+    parser.add_argument("--verbose", action="store_true", help="show the runs' own output")
+    parser.add_argument("overrides", nargs="*", help="Hydra overrides, e.g. system.gamma=0.95")
+    arguments = parser.parse_args()
+    curve = collect(arguments)
+    report(arguments, curve)
+    if arguments.plot:
+        plot(arguments, curve)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""How much of what a run does, decided before anything is compiled."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from mava.config import RunConfig, UserError
+
+DEBUG_UPDATES = 2
+DEBUG_EPISODES = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much of what a run does."""
+
+    devices: list[jax.Device]
+    num_replicas: int  # U
+    num_envs: int  # E
+    steps_per_update: int  # environment steps, over all devices and replicas
+    num_updates: int
+    asked_steps: int | None  # the budget, before it was rounded up to whole updates
+    num_evaluations: int
+    num_episodes: int  # of an evaluation
+    num_absolute_episodes: int  # of the last one; 0: none
+
+    @property
+    def total_steps(self) -> int:
+        return self.num_updates * self.steps_per_update
+
+    def blocks(self) -> Iterator[int]:
+        """Yields the updates of each block: equal but for rounding."""
+        ends = [
+            self.num_updates * (i + 1) // self.num_evaluations for i in range(self.num_evaluations)
+        ]
+        yield from (end - start for start, end in zip([0, *ends], ends, strict=False))
+
+
+def make_plan(run: RunConfig, steps_per_update: int, devices: list[jax.Device]) -> Plan:
+    """Returns the plan of a run; `steps_per_update` is that of one replica."""
+    system, arch = run.system, run.arch
+    replicas = 1 if arch.debug else system.update_batch_size
+    steps_per_update *= len(devices) * replicas
+    asked_steps = None if system.total_timesteps is None else int(system.total_timesteps)
+    num_updates, num_evaluations = system.num_updates, arch.num_evaluation
+    if asked_steps is not None:
+        if asked_steps < 1:
+            raise UserError(f"system.total_timesteps={asked_steps} must be at least 1.")
+        num_updates = math.ceil(asked_steps / steps_per_update)
+    if arch.debug:
+        num_updates, num_evaluations, asked_steps = DEBUG_UPDATES, DEBUG_UPDATES, None
+    if num_updates < num_evaluations:
+        raise UserError(
+            f"{num_updates} updates of {steps_per_update:,} environment steps are fewer than "
+            f"arch.num_evaluation={num_evaluations}: each evaluation needs an update before it."
+        )
+    if run.logger.profile is not None and not 0 <= run.logger.profile < num_evaluations:
+        raise UserError(
+            f"logger.profile={run.logger.profile} must be a block from 0 to {num_evaluations - 1}."
+        )
+    absolute = arch.num_absolute_metric_eval_episodes if arch.absolute_metric else 0
+    return Plan(
+        devices=devices,
+        num_replicas=replicas,
+        num_envs=arch.num_envs,
+        steps_per_update=steps_per_update,
+        num_updates=num_updates,
+        asked_steps=asked_steps,
+        num_evaluations=num_evaluations,
+        num_episodes=DEBUG_EPISODES if arch.debug else arch.num_eval_episodes,
+        num_absolute_episodes=min(absolute, DEBUG_EPISODES) if arch.debug else absolute,
+    )
+
+
+def announce(config: RunConfig, plan: Plan, folder: Path) -> None:
+    """Prints what will run, before anything is compiled."""
+    if not config.logger.use_console:
+        return
+    platform = plan.devices[0].platform
+    print(
+        f"{config.system_name} on {config.env_name} {config.task_name}: "
+        f"{len(plan.devices)} {platform} device(s) x {plan.num_replicas} replica(s) x "
+        f"{plan.num_envs} environments, {plan.num_updates:,} updates of "
+        f"{plan.steps_per_update:,} steps = {plan.total_steps:,} environment steps, "
+        f"{plan.num_evaluations} evaluations of {plan.num_episodes} episodes."
+    )
+    if plan.asked_steps is not None and plan.asked_steps != plan.total_steps:
+        print(
+            f"system.total_timesteps={plan.asked_steps:,} is rounded up to whole updates: "
+            f"{plan.total_steps:,}."
+        )
+    free = jax.local_device_count() - len(plan.devices)
+    if platform == "cpu" and free > 0 and config.arch.num_devices is None:
+        print(f"{free} more CPU cores are free: arch.num_devices={free + len(plan.devices)}.")
+    print(f"Results: {folder}\nCompiling...", flush=True)

@@ -1,0 +1,42 @@
+"""Means and spreads of what was measured, under the names by which they are logged."""
+
+import math
+
+import numpy as np
+
+from mava.types import Metrics
+
+
+def summarise_episodes(values: dict[str, np.ndarray]) -> dict[str, float]:
+    """Returns means, and the spread of returns, of an evaluation's episodes."""
+    returns = values["episode_return"]
+    summary = {mean_name(name): float(np.mean(x, dtype=np.float64)) for name, x in values.items()}
+    return summary | {
+        "std_episode_return": float(np.std(returns, dtype=np.float64)),
+        "min_episode_return": float(np.min(returns)),
+        "max_episode_return": float(np.max(returns)),
+        "num_episodes": float(len(returns)),
+    }
+
+
+def summarise_training(metrics: Metrics) -> dict[str, float]:
+    """Returns the means of a block; a name without a single count is left out."""
+    summary = {}
+    for name, stats in metrics.episodes.items():
+        if stats.count > 0:
+            summary[mean_name(name)] = float(stats.sum / stats.count)
+        if stats.count > 0 and name == "episode_return":
+            variance = stats.sum_squares / stats.count - (stats.sum / stats.count) ** 2
+            summary["std_episode_return"] = math.sqrt(max(float(variance), 0.0))
+            summary["min_episode_return"] = float(stats.min)
+            summary["max_episode_return"] = float(stats.max)
+            summary["num_episodes"] = float(stats.count)
+    for name, (total, count) in metrics.learn.items():
+        if count > 0:
+            summary[name] = float(total / count)
+    return summary
+
+
+def mean_name(name: str) -> str:
+    """`episode_return` is logged as `mean_episode_return`; rates keep their name."""
+    return f"mean_{name}" if name.startswith("episode_") else name
