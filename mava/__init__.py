@@ -1,6 +1,7 @@
 """Mava: single-file multi-agent reinforcement learning systems in pure JAX."""
 
 import os
+from typing import Any
 
 import jax
 
@@ -10,7 +11,8 @@ def _set_num_cpu_devices() -> None:
 
     Must run before JAX starts its backend, which importing an environment suite does.
     """
-    chosen = jax.config.read("jax_num_cpu_devices") != -1
+    flags: Any = jax.config
+    chosen = flags.jax_num_cpu_devices != -1
     chosen = chosen or "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if chosen:
         return

@@ -241,9 +241,9 @@ def profiled(active: bool, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def debug_nans(active: bool) -> Iterator[None]:
-    before = jax.config.read("jax_debug_nans")
-    jax.config.update("jax_debug_nans", active or before)
-    try:
+    """Makes JAX stop at the first operation that gives a NaN."""
+    if not active:
         yield
-    finally:
-        jax.config.update("jax_debug_nans", before)
+        return
+    with jax.debug_nans(True):
+        yield
