@@ -1,7 +1,7 @@
 """Learning curves of a system on a task over seeds: return against environment steps.
 
-    python benchmarks/learning.py --system ff_mappo --env rware --scenario tiny-2ag \
-        --seeds 0 1 2 3 4 system.total_timesteps=1e7 arch.num_envs=8
+    python benchmarks/learning.py system.total_timesteps=1e7 arch.num_envs=8 \
+        --system ff_mappo --env rware --scenario tiny-2ag --seeds 0 1 2 3 4
 
 Trains one seed after the other, then prints the mean over seeds with its standard error and 95 %
 interval (Student's t) at the steps asked for. Finished seeds in the results folder are not trained

@@ -153,9 +153,9 @@ def train(
             raise diverged(metrics, env_step // plan.steps_per_update + int(first_bad), plan)
         env_step += block_steps
         train_seconds += seconds
-        first_time = first_time or time.perf_counter()
-        speed = {"steps_per_second": block_steps / seconds}
-        elapsed = time.perf_counter() - first_time
+        now = time.perf_counter()
+        first_time = first_time or now
+        speed, elapsed = {"steps_per_second": block_steps / seconds}, now - first_time
         trained = summarise_training(jax.device_get(metrics)) | speed
         log(loggers, Event("train", index, env_step, elapsed, trained))
         if signals.received is not None:

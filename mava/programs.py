@@ -35,6 +35,30 @@ def over_replicas(function: Callable, num_replicas: int, in_axes: tuple, out_axe
     return jax.vmap(function, in_axes, out_axes, axis_name="replica", axis_size=num_replicas)
 
 
+def over_devices(
+    devices: list[jax.Device],
+    debug: bool,
+    function: Callable,
+    in_axes: tuple,
+    out_axes: Any = 0,
+    donate_argnums: tuple[int, ...] = (),
+) -> Any:
+    """Maps `function` over the device axis and compiles it.
+
+    To debug, one device is mapped by a vmap: JAX looks for a NaN inside a jit, not inside a pmap.
+    """
+    if debug:
+        return jax.jit(jax.vmap(function, in_axes, out_axes, axis_name="device"))
+    return jax.pmap(
+        function,
+        axis_name="device",
+        devices=devices,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        donate_argnums=donate_argnums,
+    )
+
+
 class Traced(NamedTuple):
     """A function traced once."""
 
@@ -158,23 +182,23 @@ def compile_programs(
     """
     num_devices, num_replicas = len(plan.devices), plan.num_replicas
     init, reset, update = trace_system(system, env, plan)
-    pmap = functools.partial(jax.pmap, axis_name="device", devices=plan.devices)
+    over_all = functools.partial(over_devices, plan.devices, config.arch.debug)
 
     def submit(program: Any, *arguments: Any, runs_once: bool = False) -> Future:
-        if config.arch.debug:  # a NaN is looked for operation by operation in what is not compiled
+        if config.arch.debug:  # JAX looks for a NaN where it compiles by itself
             return pool.submit(lambda: program)
         options = cpu_compiler_options(runs_once) if plan.devices[0].platform == "cpu" else None
         return pool.submit(program.lower(*arguments).compile, options)
 
     key, count = jax.random.key(0), np.int32(1)
     keys = split_keys(key, plan)
-    setup = pmap(
+    setup = over_all(
         lambda key, keys: (init.run(key), over_replicas(reset.run, num_replicas, (0,), 0)(keys)),
         in_axes=(None, 0),
         out_axes=(None, 0),
     )
     setup_job = submit(setup, key, keys, runs_once=True)
-    block = pmap(
+    block = over_all(
         make_block(update, num_replicas),
         in_axes=(None, 0, None),
         out_axes=(None, 0, None, None),
@@ -197,7 +221,7 @@ def compile_programs(
 
     def compile_evaluate() -> Callable:
         block_job.result()
-        program = pmap(evaluate, in_axes=(None, None, None, 0))
+        program = over_all(evaluate, in_axes=(None, None, None, 0))
         act_params = jax.eval_shape(system.act_params, init.shapes)
         devices = np.arange(num_devices, dtype=np.int32)
         return submit(program, act_params, key, count, devices).result()

@@ -36,8 +36,8 @@ class Config:
     rollout_length: int = 128  # T
     ppo_epochs: int = 4  # passes over a rollout
     num_minibatches: int = 2  # per epoch; must divide T * E
-    actor_lr: float = 2.5e-4
-    critic_lr: float = 2.5e-4
+    actor_lr: float = 1e-3  # of Adam, > 0
+    critic_lr: float = 1e-3
     decay_learning_rates: bool = False  # linearly to 0 at the end of training
     gamma: float = 0.99  # discount factor, [0, 1]
     gae_lambda: float = 0.95  # [0, 1]
@@ -263,8 +263,8 @@ def learn(
         metrics = {
             **metrics,
             "value_loss": value_loss,
-            "actor_grad_norm": optax.global_norm(actor_grads),
-            "critic_grad_norm": optax.global_norm(critic_grads),
+            "actor_grad_norm": optax.tree.norm(actor_grads),
+            "critic_grad_norm": optax.tree.norm(critic_grads),
         }
         optim_states = OptimStates(actor=actor_optim_state, critic=critic_optim_state)
         return LearnerState(params=params, optim_states=optim_states), metrics

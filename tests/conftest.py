@@ -1,0 +1,20 @@
+"""Two CPU devices for every test, and a compilation cache shared by all of them."""
+
+import os
+
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+
+import jax
+import pytest
+
+import mava  # noqa: F401  before any suite starts the backend
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compilation_cache(tmp_path_factory):
+    """Programs compiled once per session, also those of the runs that tests start."""
+    folder = tmp_path_factory.mktemp("compilation_cache")
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    jax.config.update("jax_compilation_cache_dir", str(folder / "tests"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return folder

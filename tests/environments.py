@@ -1,0 +1,215 @@
+"""Small environments whose right answers are known."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.struct import PyTreeNode
+
+from mava.types import FIRST, LAST, MID, Observation, TimeStep, array_spec
+
+
+class ProbeState(PyTreeNode, kw_only=True):
+    key: jax.Array
+    step_count: jax.Array  # (), int32
+    cue: jax.Array  # (N,): what the observation shows
+
+
+class Probe:
+    """N agents see a random cue in {-1, 1} and choose one of two actions; subclasses say the rest.
+
+    `reward(state, action)` is (N,); `terminated(state)` a bool, after the step; the step that
+    reaches `time_limit` is the last.
+    """
+
+    num_actions = 2
+    num_agents = 2
+    time_limit = 1
+
+    @property
+    def observation_spec(self) -> Observation:
+        return Observation(
+            agents_view=array_spec((self.num_agents, 1), jnp.float32),
+            action_mask=array_spec((self.num_agents, self.num_actions), bool),
+            agent_mask=array_spec((self.num_agents,), bool),
+            step_count=array_spec((), jnp.int32),
+        )
+
+    def _observe(self, state: ProbeState) -> Observation:
+        return Observation(
+            agents_view=state.cue[:, None],
+            action_mask=jnp.ones((self.num_agents, self.num_actions), bool),
+            agent_mask=jnp.ones(self.num_agents, bool),
+            step_count=state.step_count,
+        )
+
+    def _cue(self, key: jax.Array, step_count: jax.Array) -> jax.Array:
+        return jax.random.rademacher(key, (self.num_agents,), jnp.float32)
+
+    def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
+        key, cue_key = jax.random.split(key)
+        step_count = jnp.int32(0)
+        state = ProbeState(key=key, step_count=step_count, cue=self._cue(cue_key, step_count))
+        return state, TimeStep(
+            step_type=jnp.int8(FIRST),
+            reward=jnp.zeros(self.num_agents),
+            discount=jnp.ones(self.num_agents),
+            observation=self._observe(state),
+            extras=self._extras(state, jnp.zeros(self.num_agents)),
+        )
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        reward = jnp.broadcast_to(self.reward(state, action), (self.num_agents,))
+        key, cue_key = jax.random.split(state.key)
+        step_count = state.step_count + 1
+        state = ProbeState(key=key, step_count=step_count, cue=self._cue(cue_key, step_count))
+        terminated = self.terminated(state)
+        last = terminated | (step_count >= self.time_limit)
+        return state, TimeStep(
+            step_type=jnp.where(last, LAST, MID).astype(jnp.int8),
+            reward=reward.astype(jnp.float32),
+            discount=jnp.full(self.num_agents, 1.0 - terminated),
+            observation=self._observe(state),
+            extras=self._extras(state, reward),
+        )
+
+    def _extras(self, state: ProbeState, reward: jax.Array) -> dict[str, Any]:
+        return {}
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        return jnp.ones(self.num_agents)
+
+    def terminated(self, state: ProbeState) -> jax.Array:
+        return state.step_count >= 1
+
+
+class ConstantReward(Probe):
+    """One step, reward 1: V = 1."""
+
+
+class RewardFromObservation(Probe):
+    """One step, the reward is the cue of the agent's own view: V = cue."""
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        return state.cue
+
+
+class DelayedReward(Probe):
+    """Two steps, reward 1 after the second: V = gamma, then 1. The cue is the step."""
+
+    time_limit = 2
+
+    def _cue(self, key: jax.Array, step_count: jax.Array) -> jax.Array:
+        return jnp.full(self.num_agents, 1.0) * step_count
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        return jnp.full(self.num_agents, 1.0) * (state.step_count == 1)
+
+    def terminated(self, state: ProbeState) -> jax.Array:
+        return state.step_count >= 2
+
+
+class RightAction(Probe):
+    """One step, reward 1 to an agent whose action matches its cue (-1: 0, 1: 1)."""
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        return (action == (state.cue > 0)).astype(jnp.float32)
+
+
+class RewardOfAction(Probe):
+    """One step, reward 1 to an agent that takes action 1."""
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        return action.astype(jnp.float32)
+
+
+class RightJointAction(Probe):
+    """One step, reward 1 to all if every action matches the agent's cue."""
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        return jnp.all(action == (state.cue > 0)).astype(jnp.float32)
+
+
+class CutOrEnd(Probe):
+    """Reward 1 in every step; `ends` decides whether the 4th step ends the episode or cuts it.
+
+    V is 1 / (1 - gamma) where the episode is only cut, the sum of what is left where it ends.
+    The cue is the step, so that the values can be told apart.
+    """
+
+    time_limit = 4
+
+    def __init__(self, ends: bool) -> None:
+        self.ends = ends
+
+    def _cue(self, key: jax.Array, step_count: jax.Array) -> jax.Array:
+        return jnp.full(self.num_agents, 0.25) * step_count
+
+    def terminated(self, state: ProbeState) -> jax.Array:
+        return (state.step_count >= 4) & self.ends
+
+
+class RandomLength(Probe):
+    """Episodes of 1 or of 100 steps, an even chance, reward 1 a step; the long ones are won."""
+
+    time_limit = 100
+
+    def _cue(self, key: jax.Array, step_count: jax.Array) -> jax.Array:
+        return jnp.full(self.num_agents, 1.0)
+
+    def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
+        state, timestep = super().reset(key)
+        state = state.replace(cue=jnp.where(jax.random.bernoulli(key), 1.0, -1.0) * state.cue)
+        return state, timestep.replace(observation=self._observe(state))
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        cue = state.cue
+        state, timestep = super().step(state, action)
+        state = state.replace(cue=cue)
+        last = (cue[0] < 0) | (state.step_count >= 100)
+        return state, timestep.replace(
+            step_type=jnp.where(last, LAST, MID).astype(jnp.int8),
+            discount=jnp.full(self.num_agents, 1.0 - last),
+            observation=self._observe(state),
+            extras={"won_episode": last & (cue[0] > 0)},
+        )
+
+    def _extras(self, state: ProbeState, reward: jax.Array) -> dict[str, Any]:
+        return {"won_episode": jnp.bool_(False)}
+
+    def terminated(self, state: ProbeState) -> jax.Array:
+        return jnp.bool_(False)
+
+
+class OneOut(Probe):
+    """The second agent is out of the game; its reward is absurd and must not matter."""
+
+    def __init__(self, junk: float = 1e6) -> None:
+        self.junk = junk
+
+    def _observe(self, state: ProbeState) -> Observation:
+        return super()._observe(state).replace(agent_mask=jnp.array([True, False]))
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        return jnp.array([1.0 * action[0], self.junk * action[1]])
+
+
+class KeyProbe(Probe):
+    """Shows the key of its reset, as four floats of 16 bits each; every episode is one step."""
+
+    @property
+    def observation_spec(self) -> Observation:
+        spec = super().observation_spec
+        return spec.replace(agents_view=array_spec((self.num_agents, 4), jnp.float32))
+
+    def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
+        state, timestep = super().reset(key)
+        data = jax.random.key_data(key)
+        mark = jnp.concatenate([data >> 16, data & 0xFFFF]).astype(jnp.float32)
+        view = jnp.broadcast_to(mark, (self.num_agents, 4))
+        return state, timestep.replace(observation=timestep.observation.replace(agents_view=view))
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        state, timestep = super().step(state, action)
+        view = jnp.zeros((self.num_agents, 4))
+        return state, timestep.replace(observation=timestep.observation.replace(agents_view=view))

@@ -1,0 +1,283 @@
+"""Whole runs inside the process: counting, results, determinism, early ends."""
+
+import functools
+import json
+import os
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mava import experiment, signals
+from mava.plan import make_plan
+from tests.running import TINY, make_run, read_metrics, run_folder, system_module, train
+
+QUIET = (*TINY, "logger.use_console=false", "logger.use_tb=false")
+
+
+def without_times(record):
+    """The record, less what depends on the clock."""
+    times = ("elapsed_time", "steps_per_second")
+    return {
+        step: {name: value for name, value in values.items() if name not in times}
+        for step, values in record.items()
+    }
+
+
+def test_json_loads_by_the_rules_of_marl_eval(tmp_path):
+    """Also with one episode an evaluation, and a win rate."""
+    train(
+        "ff_ippo", *QUIET, f"logger.base_exp_path={tmp_path}", "arch.num_eval_episodes=1",
+        "arch.num_absolute_metric_eval_episodes=1", "system.num_updates=3", "arch.num_evaluation=3",
+        "system.seed=7", probe="RandomLength",
+    )  # fmt: skip
+    content = json.loads((run_folder(tmp_path) / "metrics.json").read_text())
+    assert list(content) == ["Probe"]
+    assert list(content["Probe"]) == ["RandomLength"]
+    assert list(content["Probe"]["RandomLength"]) == ["ff_ippo"]
+    assert list(content["Probe"]["RandomLength"]["ff_ippo"]) == ["seed_7"]
+    record = read_metrics(tmp_path)
+    assert list(record) == ["step_0", "step_1", "step_2", "absolute_metrics"]
+    metrics = ["mean_episode_return", "win_rate", "steps_per_second"]
+    for index in range(3):
+        step = record[f"step_{index}"]
+        assert list(step) == ["step_count", "elapsed_time", *metrics]
+        assert isinstance(step["step_count"], int)
+        assert step["step_count"] == (index + 1) * 8 * 4 * 2
+        assert all(len(step[name]) == 1 for name in metrics)
+        assert step["win_rate"][0] in (0.0, 100.0)
+    assert list(record["absolute_metrics"]) == metrics
+    elapsed = [record[f"step_{index}"]["elapsed_time"] for index in range(3)]
+    assert elapsed[0] == 0.0
+    assert elapsed == sorted(elapsed)
+
+
+def test_the_folder_holds_what_is_needed_to_know_the_run(tmp_path):
+    train("ff_mappo", *TINY, f"logger.base_exp_path={tmp_path}", probe="RightAction")
+    folder = run_folder(tmp_path)
+    assert folder.relative_to(tmp_path).parts[:4] == ("ff_mappo", "Probe", "RightAction", "seed_42")
+    names = sorted(file.name for file in folder.iterdir())
+    assert names == ["config.yaml", "ff_mappo.py", "metrics.json", "tensorboard", "versions.json"]
+    versions = json.loads((folder / "versions.json").read_text())
+    assert versions["packages"]["jax"] == jax.__version__
+    assert len(versions["git_commit"]) >= 40
+    assert "rollout_length: 8" in (folder / "config.yaml").read_text()
+    (events,) = (folder / "tensorboard").iterdir()
+    assert b"evaluation/mean_episode_return" in events.read_bytes()
+    assert b"train/entropy" in events.read_bytes()
+
+
+def test_same_seed_same_results(tmp_path):
+    records = []
+    for i, seed in enumerate((3, 3, 4)):
+        options = (f"logger.base_exp_path={tmp_path / str(i)}", f"system.seed={seed}")
+        train("ff_ippo", *QUIET, *options, probe="RandomLength")
+        records.append(without_times(read_metrics(tmp_path / str(i))))
+    assert records[0] == records[1]
+    assert records[0] != records[2]
+
+
+class Counted:
+    """Counts calls of the environment's step, from inside the compiled program."""
+
+    def __init__(self, vector_env):
+        self.vector_env, self.steps = vector_env, []
+
+    def __getattr__(self, name):
+        return getattr(self.vector_env, name)
+
+    def step(self, state, action, key):
+        jax.debug.callback(lambda _: self.steps.append(1), state.env_state.step_count[0])
+        return self.vector_env.step(state, action, key)
+
+
+@pytest.mark.parametrize(("devices", "replicas"), [(1, 1), (2, 1), (2, 2)])
+def test_logged_steps_are_the_steps_taken(devices, replicas, tmp_path, monkeypatch):
+    counted = []
+    make = experiment.make_vector_env
+
+    def make_counted(run):
+        counted.append(Counted(make(run)))
+        return counted[-1]
+
+    monkeypatch.setattr(experiment, "make_vector_env", make_counted)
+    train(
+        "ff_ippo", *QUIET, f"logger.base_exp_path={tmp_path}", f"arch.num_devices={devices}",
+        f"system.update_batch_size={replicas}", "system.total_timesteps=500", probe="RightAction",
+    )  # fmt: skip
+    jax.effects_barrier()
+    steps = sum(len(env.steps) for env in counted) * 4  # a call steps the copies of one stream
+    per_update = 8 * 4 * devices * replicas
+    assert steps == -(-500 // per_update) * per_update  # the budget, rounded up
+    assert read_metrics(tmp_path)["step_1"]["step_count"] == steps
+
+
+@pytest.mark.parametrize(
+    ("num_updates", "num_evaluation", "expected"),
+    [(10, 4, [2, 3, 2, 3]), (5, 5, [1] * 5), (7, 1, [7])],
+)
+def test_blocks_share_out_the_updates(num_updates, num_evaluation, expected):
+    run = make_run("ff_ippo", f"system.num_updates={num_updates}",
+                   f"arch.num_evaluation={num_evaluation}")  # fmt: skip
+    assert list(make_plan(run, 32, jax.devices()[:1]).blocks()) == expected
+
+
+def test_update_is_traced_once(tmp_path, monkeypatch):
+    module = system_module("ff_ippo")
+    traces = []
+    update = module.update
+    monkeypatch.setattr(module, "update", lambda *args: (traces.append(1), update(*args))[1])
+    options = ("system.num_updates=5", "arch.num_evaluation=3")  # blocks of 1, 2 and 2 updates
+    train("ff_ippo", *QUIET, *options, f"logger.base_exp_path={tmp_path}", probe="RightAction")
+    assert len(traces) == 1
+
+
+def test_evaluation_sees_the_newest_parameters(tmp_path, monkeypatch):
+    """The policy is overwritten in the update: the evaluation after it must already act on it."""
+    module = system_module("ff_ippo")
+    learn = module.learn
+
+    def to_certain(algo, learner_state, samples, key):
+        """Makes the policy always take action 1."""
+        learner_state, metrics = learn(algo, learner_state, samples, key)
+        actor = jax.tree.map(jnp.zeros_like, learner_state.params.actor)
+        actor["params"]["head"]["Dense_0"]["bias"] = jnp.array([-50.0, 50.0])
+        params = learner_state.params._replace(actor=actor)
+        return learner_state.replace(params=params), metrics
+
+    monkeypatch.setattr(module, "learn", to_certain)
+    train("ff_ippo", *QUIET, f"logger.base_exp_path={tmp_path}", "arch.num_eval_episodes=64",
+          probe="RewardOfAction")  # fmt: skip
+    assert read_metrics(tmp_path)["step_0"]["mean_episode_return"] == [1.0]
+
+
+def test_two_runs_of_the_same_second_do_not_collide(tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "strftime", lambda *args: "20260101-000000")
+    for _ in range(2):
+        train("ff_ippo", *QUIET, f"logger.base_exp_path={tmp_path}", probe="RightAction")
+    assert len(list(tmp_path.rglob("metrics.json"))) == 2
+
+
+def test_nan_stops_and_names_the_update(tmp_path, monkeypatch):
+    """The 4th update (index 3, in the second block of 2) gives a NaN."""
+    module = system_module("ff_ippo")
+    learn = module.learn
+
+    def poisoned(algo, learner_state, samples, key):
+        count = learner_state.optim_states.actor[1][0].count  # gradient steps so far
+        learner_state, metrics = learn(algo, learner_state, samples, key)
+        bad = count >= 3 * algo.config.ppo_epochs * algo.config.num_minibatches
+        metrics = {**metrics, "actor_loss": jnp.where(bad, jnp.nan, metrics["actor_loss"])}
+        return learner_state, metrics
+
+    monkeypatch.setattr(module, "learn", poisoned)
+    options = ("system.num_updates=6", "arch.num_evaluation=3", "arch.num_devices=1")
+    with pytest.raises(experiment.TrainingError, match=r"actor_loss.* update 3, .*step 128"):
+        train("ff_ippo", *QUIET, *options, f"logger.base_exp_path={tmp_path}", probe="RightAction")
+    record = read_metrics(tmp_path)
+    assert list(record) == ["step_0"]  # what was logged stays, the bad block is not evaluated
+
+
+def test_the_absolute_metric_evaluates_the_best_parameters(tmp_path, monkeypatch):
+    """Action 1 pays; the policy takes it after the first block only."""
+    module = system_module("ff_ippo")
+    learn = module.learn
+
+    def first_is_best(algo, learner_state, samples, key):
+        first = learner_state.optim_states.actor[1][0].count == 0
+        learner_state, metrics = learn(algo, learner_state, samples, key)
+        actor = jax.tree.map(jnp.zeros_like, learner_state.params.actor)
+        bias = jnp.where(first, 50.0, -50.0) * jnp.array([-1.0, 1.0])
+        actor["params"]["head"]["Dense_0"]["bias"] = bias
+        params = learner_state.params._replace(actor=actor)
+        return learner_state.replace(params=params), metrics
+
+    monkeypatch.setattr(module, "learn", first_is_best)
+    train("ff_ippo", *QUIET, f"logger.base_exp_path={tmp_path}", probe="RewardOfAction")
+    record = read_metrics(tmp_path)
+    returns = [record[name]["mean_episode_return"][0] for name in record]
+    assert returns == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_its_block(signum, tmp_path, monkeypatch):
+    wait = experiment.wait
+
+    def interrupted(*args):
+        os.kill(os.getpid(), signum)
+        wait(*args)
+
+    monkeypatch.setattr(experiment, "wait", interrupted)
+    monkeypatch.setattr(signals.os, "_exit", lambda code: None)  # a second one would exit at once
+    with pytest.raises(signals.Stopped, match="64 environment steps") as stop:
+        train("ff_ippo", *QUIET, f"logger.base_exp_path={tmp_path}", probe="RightAction")
+    assert stop.value.exit_code == 128 + signum
+    assert read_metrics(tmp_path) == {}  # valid JSON
+
+
+def test_a_second_signal_exits_at_once(monkeypatch):
+    codes = []
+    monkeypatch.setattr(signals.os, "_exit", codes.append)
+    with signals.StopSignals() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (stop.received, codes) == (signal.SIGTERM, [])
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert codes == [143]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_debug_prints_every_metric(tmp_path, capsys):
+    options = ("arch.debug=true", "system.num_updates=1000", "arch.num_evaluation=100")
+    train("ff_ippo", *TINY, *options, f"logger.base_exp_path={tmp_path}", probe="RightAction")
+    output = capsys.readouterr().out
+    assert "1 cpu device(s) x 1 replica(s)" in output
+    for name in ("actor_loss", "value_loss", "entropy", "clip_fraction", "actor_grad_norm"):
+        assert output.count(f": {name} = ") == 2  # updates
+
+
+def test_debug_stops_at_the_operation(tmp_path, monkeypatch):
+    module = system_module("ff_ippo")
+    monkeypatch.setattr(
+        module, "values", lambda algo, params, obs: jnp.log(obs.agents_view[..., 0] * 0 - 1)
+    )
+    with pytest.raises(FloatingPointError, match="nan"):
+        train("ff_ippo", *QUIET, "arch.debug=true", f"logger.base_exp_path={tmp_path}",
+              probe="RightAction")  # fmt: skip
+
+
+def test_a_block_can_be_profiled(tmp_path):
+    train("ff_ippo", *QUIET, "logger.profile=1", f"logger.base_exp_path={tmp_path}",
+          probe="RightAction")  # fmt: skip
+    assert list((run_folder(tmp_path) / "profile").rglob("*.xplane.pb"))
+
+
+def test_learning_rates_decay_to_zero():
+    module = system_module("ff_ippo")
+    for decay, last in ((True, 0.0), (False, 0.5)):
+        config = module.Config(num_updates=3, decay_learning_rates=decay, actor_lr=0.5)
+        optim = module.make_optim(config, config.actor_lr)
+        params = {"w": jnp.ones(1)}
+        state, sizes = optim.init(params), []
+        for _ in range(3 * config.ppo_epochs * config.num_minibatches + 1):
+            updates, state = optim.update({"w": jnp.ones(1)}, state, params)
+            sizes.append(float(-updates["w"][0]))
+        np.testing.assert_allclose([sizes[0], sizes[-1]], [0.5, last], atol=1e-3)
+
+
+def test_memory_does_not_grow_with_the_updates_of_a_block():
+    """The trip count is an argument: there is one program, with one size of temporary memory."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from mava.programs import compile_programs
+
+    run = make_run("ff_ippo", *QUIET, probe="RightAction")
+    env, system, plan = experiment.build(system_module("ff_ippo"), run)
+    with ThreadPoolExecutor(4) as pool:
+        programs = compile_programs(env, system, plan, run, pool)
+        block = programs.block.result()
+    shapes = jax.eval_shape(functools.partial(jax.tree.map, lambda x: x), block.out_info)
+    small = all(leaf.size == 1 for leaf in jax.tree.leaves(shapes[2:]))
+    assert small  # metrics and the index of the first bad update: scalars

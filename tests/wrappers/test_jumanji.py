@@ -1,0 +1,151 @@
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+import mava
+from mava.config import UserError, make_env
+from mava.types import LAST
+from mava.wrappers.episode_metrics import EpisodeMetrics
+from mava.wrappers.jumanji import LevelBasedForagingEnv, RobotWarehouseEnv
+from mava.wrappers.observation import AgentIds, GlobalState
+
+CONFIGS = Path(mava.__file__).parent / "configs" / "env"
+SCENARIOS = sorted(file.stem for file in (CONFIGS / "scenario").glob("*.yaml"))
+NOOP, FORWARD, LEFT, RIGHT, TOGGLE = range(5)
+
+
+def env_of(scenario: str):
+    task = OmegaConf.load(CONFIGS / "scenario" / f"{scenario}.yaml")
+    group = {"RobotWarehouse": "rware", "LevelBasedForaging": "lbf"}[task.env_name]
+    cfg = OmegaConf.load(CONFIGS / f"{group}.yaml")
+    cfg.scenario = task
+    return make_env(cfg)
+
+
+@pytest.fixture(scope="module")
+def warehouse():
+    return RobotWarehouseEnv(
+        time_limit=20,
+        column_height=8,
+        shelf_rows=1,
+        shelf_columns=3,
+        num_agents=2,
+        sensor_range=1,
+        request_queue_size=2,
+    )
+
+
+@pytest.fixture(scope="module")
+def warehouse_step(warehouse):
+    return jax.jit(warehouse.step)
+
+
+def place(state, rows, columns, directions):
+    """Puts the two robots somewhere, facing 0 up, 1 right, 2 down, 3 left."""
+    agents = state.agents
+    position = agents.position._replace(x=jnp.array(rows), y=jnp.array(columns))
+    layer = 1  # of the grid: robots; 0 is shelves
+    grid = state.grid.at[layer].set(0)
+    for i, (row, column) in enumerate(zip(rows, columns, strict=True)):
+        grid = grid.at[layer, row, column].set(i + 1)
+    agents = agents._replace(position=position, direction=jnp.array(directions))
+    return state.replace(grid=grid, agents=agents, action_mask=jnp.ones((2, 5), bool))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_observations_agree_with_the_spec(scenario):
+    env = AgentIds(GlobalState(env_of(scenario)))
+    spec = jax.tree.map(lambda x: (x.shape, x.dtype), env.observation_spec)
+    assert env.observation_spec.action_mask.shape == (env.num_agents, env.num_actions)
+    state, first = jax.eval_shape(env.reset, jax.random.key(0))
+    action = jax.ShapeDtypeStruct((env.num_agents,), jnp.int32)
+    state, later = jax.eval_shape(env.step, state, action)
+    for timestep in (first, later):
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), timestep.observation) == spec
+        assert timestep.reward.shape == timestep.discount.shape == (env.num_agents,)
+        assert timestep.reward.dtype == timestep.discount.dtype == jnp.float32
+    assert jax.tree.structure(first.extras) == jax.tree.structure(later.extras)
+
+
+def test_scenario_sizes():
+    sizes = {name: OmegaConf.load(CONFIGS / "scenario" / f"{name}.yaml") for name in SCENARIOS}
+    assert len(sizes) == 24
+    for name, scenario in sizes.items():
+        assert scenario.task_name == name
+        assert scenario.env_name in ("RobotWarehouse", "LevelBasedForaging")
+    assert sizes["tiny-4ag-easy"].task_config.request_queue_size == 8
+    assert sizes["large-8ag-hard"].task_config.request_queue_size == 4
+    assert sizes["2s-10x10-3p-3f"].task_config.fov == 2
+
+
+def test_warehouse_collision_terminates(warehouse, warehouse_step):
+    state, _ = warehouse.reset(jax.random.key(0))
+    state = place(state, (1, 1), (0, 1), (1, 3))  # face to face on a highway
+    _, timestep = warehouse_step(state, jnp.array([FORWARD, NOOP]))
+    assert timestep.step_type == LAST
+    np.testing.assert_array_equal(timestep.discount, 0.0)
+
+
+def test_warehouse_time_limit_truncates(warehouse, warehouse_step):
+    state, _ = warehouse.reset(jax.random.key(0))
+    state = place(state, (1, 5), (0, 0), (0, 0))
+    for t in range(20):
+        state, timestep = warehouse_step(state, jnp.array([NOOP, NOOP]))
+        assert timestep.last() == (t == 19)
+        np.testing.assert_array_equal(timestep.discount, 1.0)
+
+
+def test_warehouse_collision_at_the_time_limit_terminates(warehouse, warehouse_step):
+    state, _ = warehouse.reset(jax.random.key(0))
+    state = place(state, (1, 1), (0, 1), (1, 3)).replace(step_count=jnp.array(19))
+    _, timestep = warehouse_step(state, jnp.array([FORWARD, NOOP]))
+    assert timestep.step_type == LAST
+    np.testing.assert_array_equal(timestep.discount, 0.0)
+
+
+def foraging(**options):
+    return LevelBasedForagingEnv(
+        grid_size=8, fov=8, num_agents=2, num_food=2, max_agent_level=2, force_coop=True, **options
+    )
+
+
+def test_foraging_scripted_episode():
+    """All food eaten: return 1 for the team, 1 / 2 each on average; then it terminates."""
+    returns = {}
+    for team_reward in (True, False):
+        env = EpisodeMetrics(foraging(team_reward=team_reward))
+        state, _ = env.reset(jax.random.key(1))
+        step = jax.jit(env.step)
+        for food in range(2):
+            inner = state.env_state
+            around = inner.food_items.position[food] + jnp.array([[1, 0], [-1, 0]])
+            agents = inner.agents.replace(position=around)
+            state = state.replace(env_state=inner.replace(agents=agents))
+            state, timestep = step(state, jnp.array([5, 5]))  # both load
+            assert timestep.last() == (food == 1)
+        np.testing.assert_array_equal(timestep.discount, 0.0)
+        np.testing.assert_allclose(timestep.extras["env_metrics"]["percent_eaten"], 100.0)
+        returns[team_reward] = timestep.extras["episode_return"]
+    np.testing.assert_allclose(returns[True], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(returns[False], 0.5, rtol=1e-6)
+
+
+def test_foraging_time_limit_truncates():
+    env = foraging(time_limit=3)
+    state, _ = env.reset(jax.random.key(1))
+    for t in range(3):
+        state, timestep = env.step(state, jnp.array([0, 0]))
+        assert timestep.last() == (t == 2)
+        np.testing.assert_array_equal(timestep.discount, 1.0)
+
+
+def test_refuses_what_the_suite_refuses():
+    cfg = OmegaConf.load(CONFIGS / "lbf.yaml")
+    cfg.scenario = OmegaConf.load(CONFIGS / "scenario" / "8x8-2p-2f-coop.yaml")
+    cfg.scenario.task_config.num_food = 40
+    with pytest.raises(UserError, match="LevelBasedForagingEnv refuses"):
+        make_env(cfg)
