@@ -10,7 +10,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.errors import CompactHydraException
-from hydra.utils import get_method, instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from mava.types import MarlEnv
@@ -158,7 +158,11 @@ def make_env(env_cfg: DictConfig) -> MarlEnv:
     kwargs: Any = OmegaConf.to_object(env_cfg.kwargs)
     kwargs = {**task, **kwargs}
     try:
-        return get_method(env_cfg.factory)(**kwargs)
+        factory = get_object(env_cfg.factory)
+    except Exception as error:
+        raise UserError(f"env.factory={env_cfg.factory} can't be imported: {error}") from error
+    try:
+        return factory(**kwargs)
     except (AssertionError, TypeError, ValueError) as error:
         raise UserError(f"{env_cfg.factory} refuses {kwargs}: {error}") from error
 

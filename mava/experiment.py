@@ -87,11 +87,19 @@ def build(module: ModuleType, run: RunConfig) -> tuple[VectorEnv, System, Plan]:
         system_config = dataclasses.replace(
             run.system, num_updates=plan.num_updates, total_timesteps=plan.total_steps
         )
-        return env, module.make_system(env, networks, system_config), plan
+        system = module.make_system(env, networks, system_config)
     except ValueError as error:
         raise UserError(f"Bad option: {error}") from error
     except KeyError as error:
         raise UserError(f"{run.system_name} needs network.{error.args[0]}.") from error
+    try:
+        jax.eval_shape(system.init, jax.random.key(0))
+    except Exception as error:
+        view = env.observation_spec.agents_view.shape
+        raise UserError(
+            f"The network does not fit the observation, agents_view (N, O) = {view}: {error}"
+        ) from error
+    return env, system, plan
 
 
 def run(module: ModuleType, config: RunConfig) -> float:

@@ -77,20 +77,13 @@ def trace(function: Callable, *arguments: Any, axes: dict[str, int] | None = Non
     return Traced(*make(*arguments))
 
 
-def trace_system(system: System, env: VectorEnv, plan: Plan) -> tuple[Traced, Traced, Traced]:
+def trace_system(system: System, plan: Plan) -> tuple[Traced, Traced, Traced]:
     """Returns init, reset and update (without its Experience), traced once for all of a run.
 
-    Raises UserError if the network misfits or an average over devices or replicas was forgotten.
+    Raises UserError if an average over devices or replicas was forgotten.
     """
     key = jax.random.key(0)
-    try:
-        init = trace(system.init, key)
-    except Exception as error:
-        view = env.observation_spec.agents_view.shape
-        raise UserError(
-            f"The network does not fit the observation, agents_view (N, O) = {view}: {error}"
-        ) from error
-    reset = trace(system.reset, key)
+    init, reset = trace(system.init, key), trace(system.reset, key)
     sizes = {"device": len(plan.devices), "replica": plan.num_replicas}
     states = (init.shapes, reset.shapes)
     update = trace(lambda *states: system.update(*states)[:3], *states, axes=sizes)
@@ -181,7 +174,7 @@ def compile_programs(
     The evaluation's turn comes when the block is compiled, while the first block runs.
     """
     num_devices, num_replicas = len(plan.devices), plan.num_replicas
-    init, reset, update = trace_system(system, env, plan)
+    init, reset, update = trace_system(system, plan)
     over_all = functools.partial(over_devices, plan.devices, config.arch.debug)
 
     def submit(program: Any, *arguments: Any, runs_once: bool = False) -> Future:

@@ -4,10 +4,16 @@ import os
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 
+import sys
+
 import jax
 import pytest
+from absl import logging as absl_logging
 
 import mava  # noqa: F401  before any suite starts the backend
+
+# Hydra shuts old log handlers down, and absl's then closes its stream: pytest's, if it got that.
+absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,8 +15,8 @@ ONE = (*TINY, "arch.num_devices=1")
 
 
 def compile_all(module, run):
-    env, system, plan = experiment.build(module, run)
-    return programs.trace_system(system, env, plan), plan
+    _, system, plan = experiment.build(module, run)
+    return programs.trace_system(system, plan)
 
 
 @pytest.mark.parametrize("axes", [(), ("device",), ("replica",)], ids=["both", "replica", "device"])

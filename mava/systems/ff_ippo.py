@@ -57,7 +57,7 @@ class Config:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 1.")
-        for name in ("ent_coef", "vf_coef"):
+        for name in ("seed", "ent_coef", "vf_coef"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative.")
 

@@ -1,0 +1,221 @@
+"""The command line: bad input, sweeps, forks, and the README's commands."""
+
+import contextlib
+import io
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+from mava import experiment
+from tests.running import SYSTEMS, TINY, read_metrics, run_folder
+
+ROOT = SYSTEMS.parent.parent
+CONV = (  # a torso that needs an image
+    "~network.actor_network.pre_torso",
+    "+network.actor_network.pre_torso={_target_:flax.linen.Conv,features:4,kernel_size:[3,3,3]}",
+)
+
+
+def run_cli(monkeypatch, system, *overrides):
+    """Runs a system's command line in this process; returns its exit code and standard error."""
+    file = str(SYSTEMS / f"{system}.py")
+    monkeypatch.setattr(sys, "argv", [file, *overrides])
+    GlobalHydra.instance().clear()
+    output, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
+        try:
+            experiment.main(file, network="mlp")
+        except SystemExit as end:
+            return end.code, error.getvalue()
+    return 0, error.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["system.gama=0.9"], "Key 'gama' not in 'Config'"),
+        (["system.gamma=abc"], "Value 'abc' of type 'str' could not be converted to Float"),
+        (["system.gamma=1.5"], "gamma=1.5 must be between 0 and 1."),
+        (["system.clip_eps=0"], "clip_eps=0.0 must be above 0."),
+        (["system.actor_lr=nan"], "actor_lr=nan must be above 0."),
+        (["system.seed=-1"], "seed=-1 must not be negative."),
+        (["arch.num_envs=0"], "arch.num_envs=0 must be at least 1."),
+        (["arch.num_devices=99"], "arch.num_devices=99, but there are 2 (cpu)."),
+        (["system.num_minibatches=3"], "num_minibatches=3 must divide rollout_length * num_envs"),
+        (["env=chess"], "Available options in 'env':\n\tlbf\n\trware"),
+        (["env/scenario=huge"], "Available options in 'env/scenario':\n\t10x10-3p-3f"),
+        (["env=lbf", "env/scenario=tiny-2ag"], "tiny-2ag is a scenario of RobotWarehouse, not of"),
+        (["env.factory=nowhere.Env"], "env.factory=nowhere.Env can't be imported"),
+        (["env=lbf", "env.kwargs.time_limit=x", "env.scenario.task_config.fov=99"], "refuses"),
+        (["system.total_timesteps=1e4"], "fewer than arch.num_evaluation=100"),
+        (["system.total_timesteps=-5"], "system.total_timesteps=-5 must be at least 1."),
+        (["logger.profile=100"], "logger.profile=100 must be a block from 0 to 99."),
+        (["network.actor_network.pre_torso.layer_sizes=[0]"], "layer_sizes=[0] must be positive"),
+        (["network.actor_network.pre_torso.activation=rellu"], "activation=rellu is no function"),
+        (["~network.critic_network"], "ff_ippo needs network.critic_network."),
+        (CONV, "does not fit the observation, agents_view (N, O) = (2, 68)"),
+    ],
+)
+def test_bad_input_is_one_sentence(overrides, message, monkeypatch, tmp_path):
+    """Before anything is compiled, and nothing is left behind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiment, "compile_programs", None)
+    code, error = run_cli(monkeypatch, "ff_ippo", *overrides)
+    assert code == 1
+    assert message in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_results_folder(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "results"
+    monkeypatch.setattr(experiment, "compile_programs", None)
+    code, error = run_cli(monkeypatch, "ff_ippo", f"logger.base_exp_path={path}")
+    assert code == 1
+    assert f"logger.base_exp_path={path}: can't write" in error
+
+
+def test_an_unwritable_cache_is_one_warning(tmp_path):
+    from mava.devices import use_compilation_cache
+
+    (tmp_path / "file").write_text("")
+    with pytest.warns(UserWarning, match="Compiling without a cache: can't write") as caught:
+        use_compilation_cache(str(tmp_path / "file" / "cache"))
+    assert len(caught) == 1
+
+
+def test_in_a_sweep_a_bad_job_does_not_stop_the_others(monkeypatch, tmp_path):
+    """And the sweep leaves nothing in the working directory but the results."""
+    monkeypatch.chdir(tmp_path)
+    code, error = run_cli(monkeypatch, "ff_ippo", "-m", "env=lbf", *TINY, "system.gamma=1.5,0.9")
+    assert code == 1
+    assert "gamma=1.5 must be between 0 and 1." in error
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+    assert "absolute_metrics" in read_metrics(tmp_path / "results")
+
+
+def start(*arguments, cwd, **options):
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+FORK_EDITS = {
+    "    gamma: float = 0.99": """    bonus: float = 0.0  # added to every advantage
+    gamma: float = 0.99""",
+    "    return flatten(sample)": """    advantage = sample.advantage + algo.config.bonus
+    return flatten(sample.replace(advantage=advantage))""",
+    '            "value_loss": value_loss,': """            "value_loss": value_loss,
+            "my_bonus": jnp.float32(algo.config.bonus),""",
+}
+
+
+@pytest.fixture(scope="module")
+def fork(tmp_path_factory):
+    """A copy of a system outside of the package, with a hyperparameter and a metric more."""
+    text = (SYSTEMS / "ff_mappo.py").read_text()
+    for old, new in FORK_EDITS.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    file = tmp_path_factory.mktemp("fork") / "my_idea.py"
+    file.write_text(text)
+    return file
+
+
+def test_a_fork_runs_from_anywhere_also_in_a_sweep(fork, tmp_path):
+    process = start(fork, "-m", "env=lbf", *TINY, "system.bonus=0.25,0.5", cwd=tmp_path)
+    output, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    assert "my_idea on LevelBasedForaging 2s-8x8-2p-2f-coop" in output
+    assert "my_bonus 0.25" in output
+    assert "my_bonus 0.5" in output
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+    assert sorted(path.name for path in fork.parent.iterdir()) in (
+        ["my_idea.py"],
+        ["__pycache__", "my_idea.py"],
+    )
+    copies = list(tmp_path.glob("results/my_idea/*/*/seed_42/*/my_idea.py"))
+    assert len(copies) == 2
+    assert all("bonus: float" in copy.read_text() for copy in copies)
+
+
+def test_a_fork_refuses_what_it_does_not_know(fork, tmp_path):
+    process = start(fork, "system.bonnus=1", cwd=tmp_path)
+    assert "Key 'bonnus' not in 'Config'" in process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+
+
+def test_sigterm_ends_a_real_process_in_order(tmp_path):
+    """The block in flight finishes, the JSON is valid, the exit code is 143."""
+    long = [*TINY, "system.num_updates=4000000", "arch.num_evaluation=400000"]
+    process = start(SYSTEMS / "ff_ippo.py", "env=lbf", *long, cwd=tmp_path)
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("[") and "steps" in line:  # an evaluation was logged
+            break
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    _, error = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert process.returncode == 143, error
+    assert re.search(r"Stopped by signal 15 after [\d,]+ environment steps.", error)
+    assert "Traceback" not in error
+    assert "step_0" in read_metrics(tmp_path / "results")
+
+
+def readme_commands():
+    """The indented command lines of the README that train."""
+    lines = (line.strip() for line in (ROOT / "README.md").read_text().splitlines())
+    return [line for line in lines if re.match(r"(python|make train)\b.*(env|my_idea)", line)]
+
+
+def test_readme_names_existing_things():
+    text = (ROOT / "README.md").read_text()
+    assert len(readme_commands()) >= 6
+    for path in re.findall(r"(?:mava|benchmarks|docs)/[\w/]+\.(?:py|md)", text):
+        assert (ROOT / path).exists(), path
+    targets = re.findall(r"^ {4}make (\w+)", text, re.MULTILINE)
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets
+    assert all(f"\n{target}: install" in makefile for target in targets)
+
+
+@pytest.mark.parametrize("command", readme_commands())
+def test_readme_command_runs(command, fork, tmp_path):
+    """As written, but tiny."""
+    words = shlex.split(command, comments=True)
+    if words[:2] == ["make", "train"]:  # what the target does, in the environment of the tests
+        words = ["python", "mava/systems/ff_mappo.py", words[2].removeprefix("ARGS=")]
+    words = words[1:]
+    (tmp_path / "mava").symlink_to(ROOT / "mava")
+    (tmp_path / "my_idea.py").write_text(fork.read_text())
+    # What is given last counts: the test's own sizes, but for sweeps.
+    tiny = [o for o in TINY if not any(w.startswith(o.split("=")[0] + "=") for w in words)]
+    tiny = [o for o in tiny if "num_updates" not in o or "total_timesteps" not in command]
+    words = [re.sub(r"total_timesteps=.*", "total_timesteps=500", word) for word in words]
+    words = [re.sub(r"seed=0,1,2", "seed=0", word) for word in words]
+    process = start(*words, *([] if "--help" in words else tiny), cwd=tmp_path)
+    output, error = process.communicate(timeout=600)
+    assert process.returncode == 0, error
+    if "--help" not in words:
+        assert "best parameters: return" in output
+        assert len(list(tmp_path.rglob("metrics.json"))) == 1 + ("rware,lbf" in command)
+
+
+def test_run_folder_is_under_the_system_name(monkeypatch, tmp_path):
+    options = (f"logger.base_exp_path={tmp_path}", "logger.system_name=mine", "env=lbf")
+    assert run_cli(monkeypatch, "ff_ippo", *TINY, *options)[0] == 0
+    assert run_folder(tmp_path).relative_to(tmp_path).parts[0] == "mine"
