@@ -91,7 +91,7 @@ def build(module: ModuleType, run: RunConfig) -> tuple[VectorEnv, System, Plan]:
     except ValueError as error:
         raise UserError(f"Bad option: {error}") from error
     except KeyError as error:
-        raise UserError(f"{run.system_name} needs network.{error.args[0]}.") from error
+        raise UserError(f"{run.system_name} needs {error} in its network config.") from error
     try:
         jax.eval_shape(system.init, jax.random.key(0))
     except Exception as error:
@@ -148,6 +148,7 @@ def train(
         return summarise_episodes(in_order(results, num_episodes))
 
     block = programs.block.result()
+    stop_if_asked(signals, env_step)
     for index, num_updates in enumerate(plan.blocks()):
         block_steps = num_updates * plan.steps_per_update
         start = time.perf_counter()
@@ -166,8 +167,7 @@ def train(
         speed, elapsed = {"steps_per_second": block_steps / seconds}, now - first_time
         trained = summarise_training(jax.device_get(metrics)) | speed
         log(loggers, Event("train", index, env_step, elapsed, trained))
-        if signals.received is not None:
-            raise stopped(signals.received, env_step)
+        stop_if_asked(signals, env_step)
 
         act_params = system.act_params(learner_state)
         evaluated = evaluate(index, act_params, plan.num_episodes) | speed
@@ -175,8 +175,7 @@ def train(
         mean_return = evaluated["mean_episode_return"]
         if mean_return > best_return:
             best_params, best_return = act_params, mean_return
-        if signals.received is not None:
-            raise stopped(signals.received, env_step)
+        stop_if_asked(signals, env_step)
 
     if plan.num_absolute_episodes:
         absolute = evaluate(plan.num_evaluations, best_params, plan.num_absolute_episodes)
@@ -223,18 +222,22 @@ def diverged(metrics: Metrics, update: int, plan: Plan) -> TrainingError:
     )
 
 
-def stopped(signum: int, env_step: int) -> Stopped:
-    return Stopped(signum, f"Stopped by signal {signum} after {env_step:,} environment steps.")
+def stop_if_asked(signals: StopSignals, env_step: int) -> None:
+    signum = signals.received
+    if signum is not None:
+        raise Stopped(signum, f"Stopped by signal {signum} after {env_step:,} environment steps.")
 
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
     """Importing suites and tracing make many objects and little garbage: a second saved of 8."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -86,24 +86,16 @@ class ConsoleLogger:
         self._every_metric = every_metric
         self._steps = 0
         self._rate = 0.0
-        self._status = "compiling"
         self._bar: Any = None
         if sys.stdout.isatty():
-            from rich.progress import (
-                BarColumn,
-                Progress,
-                TaskProgressColumn,
-                TextColumn,
-                TimeElapsedColumn,
-            )
+            from rich.progress import BarColumn, Progress, TextColumn
 
-            self._bar = Progress(
-                TaskProgressColumn(),
-                BarColumn(bar_width=24),
+            self._bar = Progress(  # fits a terminal of 80 columns
+                TextColumn("{task.percentage:>3.0f}%"),
+                BarColumn(bar_width=10),
                 TextColumn("{task.fields[status]}"),
-                TimeElapsedColumn(),
             )
-            self._task = self._bar.add_task("", total=total_steps, status=self._status)
+            self._task = self._bar.add_task("", total=total_steps, status="compiling")
             self._bar.start()
 
     def tick(self, seconds_in_block: float, block_steps: int) -> None:
@@ -123,22 +115,22 @@ class ConsoleLogger:
                 metrics = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
                 self._say(f"First block trained: {metrics}")
             return
-        summary = (
-            f"return {values['mean_episode_return']:.3g} ± {values['std_episode_return']:.2g}"
-            f", length {values['mean_episode_length']:.4g}"
-        )
+        summary = f"return {values['mean_episode_return']:.3g} ± {values['std_episode_return']:.2g}"
         if "win_rate" in values:
             summary += f", win rate {values['win_rate']:.3g} %"
+        length = f", length {values['mean_episode_length']:.4g}"
         if event.kind == "absolute":
-            self._say(f"best parameters: {summary} ({int(values['num_episodes'])} episodes)")
+            episodes = f" ({int(values['num_episodes'])} episodes)"
+            self._say(f"best parameters: {summary}{length}{episodes}")
             return
         left = (self._total - event.env_step) / max(self._rate, 1e-9)
         speed = f"{self._rate:,.0f} env steps/s, {_clock(left)} left"
-        self._status = f"{event.env_step:,} steps, {speed}, {summary}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=event.env_step, status=self._status)
+            status = f"{speed}, {summary}"
+            self._bar.update(self._task, completed=event.env_step, status=status)
         else:
-            self._say(f"[{event.env_step / self._total:4.0%}] {self._status}")
+            done = f"[{event.env_step / self._total:4.0%}] {event.env_step:,} steps"
+            self._say(f"{done}, {speed}, {summary}{length}")
 
     def _say(self, line: str) -> None:
         if self._bar is not None:

@@ -58,7 +58,7 @@ def run_cli(monkeypatch, system, *overrides):
         (["logger.profile=100"], "logger.profile=100 must be a block from 0 to 99."),
         (["network.actor_network.pre_torso.layer_sizes=[0]"], "layer_sizes=[0] must be positive"),
         (["network.actor_network.pre_torso.activation=rellu"], "activation=rellu is no function"),
-        (["~network.critic_network"], "ff_ippo needs network.critic_network."),
+        (["~network.critic_network"], "ff_ippo needs 'critic_network' in its network config."),
         (CONV, "does not fit the observation, agents_view (N, O) = (2, 68)"),
     ],
 )
