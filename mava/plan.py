@@ -44,11 +44,12 @@ def make_plan(run: RunConfig, steps_per_update: int, devices: list[jax.Device]) 
     system, arch = run.system, run.arch
     replicas = 1 if arch.debug else system.update_batch_size
     steps_per_update *= len(devices) * replicas
-    asked_steps = None if system.total_timesteps is None else int(system.total_timesteps)
     num_updates, num_evaluations = system.num_updates, arch.num_evaluation
-    if asked_steps is not None:
-        if asked_steps < 1:
-            raise UserError(f"system.total_timesteps={asked_steps} must be at least 1.")
+    asked_steps = None
+    if system.total_timesteps is not None:
+        if not 1 <= system.total_timesteps < math.inf:
+            raise UserError(f"system.total_timesteps={system.total_timesteps} must be at least 1.")
+        asked_steps = math.ceil(system.total_timesteps)
         num_updates = math.ceil(asked_steps / steps_per_update)
     if arch.debug:
         num_updates, num_evaluations, asked_steps = DEBUG_UPDATES, DEBUG_UPDATES, None

@@ -3,6 +3,8 @@
 import os
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
+# Tests compile more than they run.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
 import sys
 

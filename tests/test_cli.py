@@ -54,6 +54,7 @@ def run_cli(monkeypatch, system, *overrides):
         (["env.factory=nowhere.Env"], "env.factory=nowhere.Env can't be imported"),
         (["env=lbf", "env.kwargs.time_limit=x", "env.scenario.task_config.fov=99"], "refuses"),
         (["system.total_timesteps=1e4"], "fewer than arch.num_evaluation=100"),
+        (["system.total_timesteps=inf"], "system.total_timesteps=inf must be at least 1."),
         (["system.total_timesteps=-5"], "system.total_timesteps=-5 must be at least 1."),
         (["logger.profile=100"], "logger.profile=100 must be a block from 0 to 99."),
         (["network.actor_network.pre_torso.layer_sizes=[0]"], "layer_sizes=[0] must be positive"),
