@@ -3,8 +3,6 @@
 FROM python:3.12-slim
 
 ARG EXTRA=""
-RUN apt-get update && apt-get install --yes --no-install-recommends git make \
-    && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /mava
 COPY pyproject.toml requirements.txt README.md LICENSE ./

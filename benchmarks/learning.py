@@ -22,8 +22,6 @@ from scipy import stats
 
 import mava
 
-SMOOTH = 3  # neighbouring evaluations averaged at each step, as in the tables of docs/benchmarks.md
-
 
 class Curve(NamedTuple):
     steps: np.ndarray  # (evaluations,)
@@ -31,9 +29,15 @@ class Curve(NamedTuple):
     absolute: np.ndarray  # (seeds,): returns of each seed's best parameters
 
 
-def finished_run(results: Path, system: str, seed: int) -> dict[str, Any] | None:
+def task_folder(arguments: argparse.Namespace) -> Path:
+    """Runs of one task share a folder: seeds of another one are never taken for them."""
+    return Path(arguments.results, arguments.env, arguments.scenario or "default")
+
+
+def finished_run(arguments: argparse.Namespace, seed: int) -> dict[str, Any] | None:
     """Returns the MARL-eval record of a finished run of this seed, None if there is none."""
-    for file in sorted(results.glob(f"{system}/*/*/seed_{seed}/*/metrics.json")):
+    pattern = f"{arguments.system}/*/*/seed_{seed}/*/metrics.json"
+    for file in sorted(task_folder(arguments).glob(pattern)):
         record: Any = json.loads(file.read_text())
         for _ in range(4):  # environment, task, system, seed
             (record,) = record.values()
@@ -47,7 +51,7 @@ def train(arguments: argparse.Namespace, seed: int) -> None:
     command = [sys.executable, str(file), f"env={arguments.env}", f"system.seed={seed}"]
     if arguments.scenario:
         command.append(f"env/scenario={arguments.scenario}")
-    command += [f"logger.base_exp_path={arguments.results}", *arguments.overrides]
+    command += [f"logger.base_exp_path={task_folder(arguments)}", *arguments.overrides]
     print(f"Seed {seed}: {' '.join(command[1:])}", flush=True)
     subprocess.run(command, check=True, stdout=None if arguments.verbose else subprocess.DEVNULL)
 
@@ -55,9 +59,9 @@ def train(arguments: argparse.Namespace, seed: int) -> None:
 def collect(arguments: argparse.Namespace) -> Curve:
     records = []
     for seed in arguments.seeds:
-        if finished_run(arguments.results, arguments.system, seed) is None:
+        if finished_run(arguments, seed) is None:
             train(arguments, seed)
-        record = finished_run(arguments.results, arguments.system, seed)
+        record = finished_run(arguments, seed)
         assert record is not None, f"seed {seed} left no finished run in {arguments.results}"
         records.append(record)
     evaluations = [[step for name, step in r.items() if name.startswith("step_")] for r in records]
@@ -84,13 +88,11 @@ def report(arguments: argparse.Namespace, curve: Curve) -> None:
     table = Table(title=f"{arguments.system} {arguments.env} {arguments.scenario or ''}")
     for name in ("environment steps", "mean return", "s.e.", "95 % interval", "each seed"):
         table.add_column(name, justify="right")
-    window = np.ones(SMOOTH) / SMOOTH
-    smooth = np.array([np.convolve(run, window, "valid") for run in curve.returns])
-    centres = curve.steps[SMOOTH // 2 : len(curve.steps) - SMOOTH // 2]
-    asked = arguments.steps or np.linspace(0, curve.steps[-1], 11)[1:]
-    for step in asked:
-        index = int(np.argmin(np.abs(centres - step)))
-        table.add_row(f"{centres[index]:,}", *describe(smooth[:, index]))
+    for step in arguments.steps or np.linspace(0, curve.steps[-1], 11)[1:]:
+        index = int(np.argmin(np.abs(curve.steps - step)))
+        start = max(index - arguments.smooth // 2, 0)
+        values = curve.returns[:, start : start + arguments.smooth].mean(axis=1)
+        table.add_row(f"{curve.steps[index]:,}", *describe(values))
     table.add_row("best parameters", *describe(curve.absolute))
     Console(width=120).print(table)
 
@@ -124,6 +126,7 @@ def main() -> None:
     parser.add_argument("--scenario")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=float, nargs="+", help="where to print the return")
+    parser.add_argument("--smooth", type=int, default=1, help="neighbouring evaluations averaged")
     parser.add_argument("--results", type=Path, default=Path("results/learning"))
     parser.add_argument("--plot", type=Path, help="also draw the curves into this file")
     parser.add_argument("--verbose", action="store_true", help="show the runs' own output")

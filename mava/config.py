@@ -69,7 +69,7 @@ class RunConfig:
     logger: LoggerConfig
     env_name: str
     task_name: str
-    overrides: DictConfig  # what Hydra composed, for the record
+    composed: DictConfig  # by Hydra: env and network are built from it, the run folder keeps it
 
 
 def load_system(path: str) -> ModuleType:
@@ -141,7 +141,7 @@ def parse(cfg: DictConfig, system_file: Path) -> RunConfig:
         logger=logger,
         env_name=env.env_name,
         task_name=scenario.task_name,
-        overrides=cfg,
+        composed=cfg,
     )
 
 

@@ -42,6 +42,7 @@ def use_compilation_cache(folder: str | None) -> None:
     except OSError as error:
         warnings.warn(f"Compiling without a cache: can't write {path}: {error}.", stacklevel=2)
         return
+    jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_compilation_cache_max_size", MAX_CACHE_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

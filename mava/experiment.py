@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.errors import FlaxError
 
 from mava import config as configuration
 from mava.config import RunConfig, UserError
@@ -62,13 +63,21 @@ def main(file: str, network: str) -> None:
 
 def run_job(file: str, cfg: Any) -> float:
     """One Hydra job: returns the mean return of the last evaluation made."""
-    module = configuration.load_system(file)
-    return run(module, configuration.parse(cfg, Path(file).resolve()))
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    try:
+        module = configuration.load_system(file)
+        return run(module, configuration.parse(cfg, Path(file).resolve()))
+    except UserError as error:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:  # Hydra itself waits for the last job
+            print(f"Job {HydraConfig.get().job.num} failed: {error}", file=sys.stderr, flush=True)
+        raise
 
 
 def make_vector_env(run: RunConfig) -> VectorEnv:
     """Returns the environments of one replica, wrapped; raises UserError."""
-    env: MarlEnv = configuration.make_env(run.overrides.env)
+    env: MarlEnv = configuration.make_env(run.composed.env)
     if env.observation_spec.global_state is None:
         env = GlobalState(env)
     if run.system.add_agent_id:
@@ -80,7 +89,7 @@ def build(module: ModuleType, run: RunConfig) -> tuple[VectorEnv, System, Plan]:
     """Returns the environments, the system on them, and the plan; raises UserError."""
     devices = choose_devices(1 if run.arch.debug else run.arch.num_devices)
     env = make_vector_env(run)
-    networks = configuration.make_networks(run.overrides.network)
+    networks = configuration.make_networks(run.composed.network)
     try:
         steps_per_update = module.make_system(env, networks, run.system).steps_per_update
         plan = make_plan(run, steps_per_update, devices)
@@ -94,7 +103,7 @@ def build(module: ModuleType, run: RunConfig) -> tuple[VectorEnv, System, Plan]:
         raise UserError(f"{run.system_name} needs {error} in its network config.") from error
     try:
         jax.eval_shape(system.init, jax.random.key(0))
-    except Exception as error:
+    except (TypeError, ValueError, FlaxError) as error:
         view = env.observation_spec.agents_view.shape
         raise UserError(
             f"The network does not fit the observation, agents_view (N, O) = {view}: {error}"
@@ -171,8 +180,10 @@ def train(
 
         act_params = system.act_params(learner_state)
         evaluated = evaluate(index, act_params, plan.num_episodes) | speed
-        log(loggers, Event("evaluation", index, env_step, elapsed, evaluated))
         mean_return = evaluated["mean_episode_return"]
+        if not math.isfinite(mean_return):
+            raise TrainingError(f"The return of evaluation {index} is {mean_return}.")
+        log(loggers, Event("evaluation", index, env_step, elapsed, evaluated))
         if mean_return > best_return:
             best_params, best_return = act_params, mean_return
         stop_if_asked(signals, env_step)
@@ -182,6 +193,7 @@ def train(
         absolute["steps_per_second"] = env_step / train_seconds
         log(loggers, Event("absolute", plan.num_evaluations, env_step, elapsed, absolute))
         mean_return = absolute["mean_episode_return"]
+        stop_if_asked(signals, env_step)
     return mean_return
 
 

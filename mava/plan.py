@@ -48,7 +48,8 @@ def make_plan(run: RunConfig, steps_per_update: int, devices: list[jax.Device]) 
     asked_steps = None
     if system.total_timesteps is not None:
         if not 1 <= system.total_timesteps < math.inf:
-            raise UserError(f"system.total_timesteps={system.total_timesteps} must be at least 1.")
+            budget = system.total_timesteps
+            raise UserError(f"system.total_timesteps={budget} must be finite and at least 1.")
         asked_steps = math.ceil(system.total_timesteps)
         num_updates = math.ceil(asked_steps / steps_per_update)
     if arch.debug:
@@ -94,6 +95,7 @@ def announce(config: RunConfig, plan: Plan, folder: Path) -> None:
             f"{plan.total_steps:,}."
         )
     free = jax.local_device_count() - len(plan.devices)
-    if platform == "cpu" and free > 0 and config.arch.num_devices is None:
+    chosen = config.arch.debug or config.arch.num_devices is not None
+    if platform == "cpu" and free > 0 and not chosen:
         print(f"{free} more CPU cores are free: arch.num_devices={free + len(plan.devices)}.")
     print(f"Results: {folder}\nCompiling...", flush=True)

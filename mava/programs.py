@@ -19,8 +19,8 @@ from mava.config import RunConfig, UserError
 from mava.evaluator import make_evaluate
 from mava.plan import Plan
 from mava.types import System
-from mava.utils.parallel import AXES, merge_metrics
-from mava.utils.varying import NONE, varying_axes
+from mava.utils.parallel import merge_metrics
+from mava.utils.varying import ALL, NONE, varying_axes
 from mava.wrappers.vector import VectorEnv
 
 
@@ -95,7 +95,7 @@ def trace_system(system: System, plan: Plan) -> tuple[Traced, Traced, Traced]:
         raise UserError("`update` changes the structure, shapes or dtypes of a state.")
 
     inputs = [NONE] * len(jax.tree.leaves(init.shapes))
-    inputs += [frozenset(AXES)] * len(jax.tree.leaves(reset.shapes))
+    inputs += [ALL] * len(jax.tree.leaves(reset.shapes))
     outputs = varying_axes(update.jaxpr.jaxpr, inputs)
     learner_state, _, metrics = jax.tree.unflatten(jax.tree.structure(update.shapes), outputs)
     if any(jax.tree.leaves((learner_state, metrics))):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+import mava
 from mava.config import RunConfig, UserError
 
 
@@ -30,7 +31,7 @@ def create_run_folder(run: RunConfig) -> Path:
     )
     try:
         folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(run.overrides, resolve=True))
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(run.composed, resolve=True))
         shutil.copy(run.system_file, folder)
         (folder / "versions.json").write_text(json.dumps(_versions(run.system_file), indent=2))
     except OSError as error:
@@ -42,16 +43,20 @@ def create_run_folder(run: RunConfig) -> Path:
 
 
 def _versions(system_file: Path) -> dict[str, object]:
-    """Returns the Python version, the git commit of the system file, and all packages."""
-    commit = ""
-    if shutil.which("git"):
-        describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        commit = subprocess.run(
-            describe, cwd=system_file.parent, capture_output=True, text=True, check=False
-        ).stdout.strip()
+    """Returns the Python version, the git commits of the library and system file, all packages."""
     packages = {dist.name: dist.version for dist in metadata.distributions()}
     return {
         "python": platform.python_version(),
-        "git_commit": commit or None,
+        "mava_git_commit": _git_commit(Path(mava.__file__).parent),
+        "system_file_git_commit": _git_commit(system_file.parent),
         "packages": dict(sorted(packages.items(), key=lambda item: item[0].lower())),
     }
+
+
+def _git_commit(folder: Path) -> str | None:
+    """Returns the commit checked out in `folder`, "-dirty" if changed; None outside of git."""
+    if not shutil.which("git"):
+        return None
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    result = subprocess.run(describe, cwd=folder, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None

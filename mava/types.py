@@ -36,9 +36,6 @@ class TimeStep(PyTreeNode, kw_only=True):
     observation: Observation
     extras: dict[str, Any]
 
-    def first(self) -> jax.Array:
-        return self.step_type == FIRST
-
     def last(self) -> jax.Array:
         return self.step_type == LAST
 

@@ -58,6 +58,10 @@ def test_a_state_of_another_shape_is_refused(monkeypatch):
 BOTH = frozenset(parallel.AXES)
 
 
+def index_in_loop(x):
+    return x + 1 + jax.lax.axis_index("device")
+
+
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
@@ -71,6 +75,9 @@ BOTH = frozenset(parallel.AXES)
         (lambda shared, own: jax.lax.cond(own > 0, lambda: 1.0, lambda: 2.0), BOTH),
         (lambda shared, own: jax.jit(lambda x: jax.lax.pmean(x, parallel.AXES))(own), frozenset()),
         (lambda shared, own: jax.lax.fori_loop(0, own.astype(int), lambda i, x: x + i, 1), BOTH),
+        (lambda shared, own: jax.lax.while_loop(lambda x: x < 3, index_in_loop, 0), BOTH),
+        (lambda shared, own: jax.checkpoint(lambda: jax.lax.axis_index("device"))(), BOTH),
+        (lambda shared, own: jax.lax.ppermute(shared, "device", [(0, 0)]), BOTH),
         (  # into the carry in the second round only, by way of the other carry
             lambda shared, own: jax.lax.scan(
                 lambda c, _: ((c[1], c[1] + own), None), (shared, shared), None, length=3

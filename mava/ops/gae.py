@@ -18,7 +18,8 @@ def gae(
 
     delta_t = r_t + gamma d_t V(s'_t) - V(s_t), A_t = delta_t + gamma lambda (1 - last_t) A_{t+1}
     (eq. 11, 16), where s'_t is the true successor of s_t. A termination (d_t = 0) takes the value
-    of the successor out; a truncation (last_t, d_t = 1) keeps it. Either stops the recursion.
+    of the successor out; a truncation (last_t, d_t = 1) keeps it. Either stops the recursion: the
+    episode's for all agents, a single agent's (d_t = 0, not last_t) for that agent.
 
     Args:
         reward: (T, E, N).
@@ -34,7 +35,7 @@ def gae(
     chex.assert_equal_shape_prefix([reward, last], 2)
 
     delta = reward + gamma * discount * next_value - value
-    decay = gamma * gae_lambda * (1.0 - last.astype(reward.dtype))[..., None]  # (T, E, 1)
+    decay = gamma * gae_lambda * discount * (1.0 - last.astype(reward.dtype))[..., None]
 
     def step(advantage: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         delta_t, decay_t = xs

@@ -57,7 +57,9 @@ class Config:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 1.")
-        for name in ("seed", "ent_coef", "vf_coef"):
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed} must be between 0 and 2**32 - 1.")
+        for name in ("ent_coef", "vf_coef"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative.")
 
@@ -219,8 +221,8 @@ def actor_loss(
 
 
 def critic_loss(critic_params: Any, algo: Algorithm, sample: Sample) -> jax.Array:
-    """Returns the squared error to the targets, each value moving at most clip_eps to count less
-    (as in PPO's reference code; not in the paper).
+    """Returns half the squared error to the targets, times vf_coef. A value that moves by more than
+    clip_eps gains nothing by it (as in PPO's reference code; not in the paper).
     """
     value = values(algo, critic_params, sample.observation)  # (B, N)
     clip_eps = algo.config.clip_eps

@@ -5,8 +5,11 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, Literal
 
+from mava.utils.parallel import AXES
+
 Axes = frozenset[str]
 NONE: Axes = frozenset()
+ALL: Axes = frozenset(AXES)
 REDUCTIONS = ("psum", "pmax", "pmin")
 
 
@@ -14,8 +17,8 @@ def varying_axes(jaxpr: Jaxpr, inputs: Sequence[Axes]) -> list[Axes]:
     """Returns, for each output of `jaxpr`, the named axes along which it may vary.
 
     A reduction over an axis takes it away, an index along an axis brings it in, everything else
-    hands on what its operands have. Never too few axes; where collectives stand in a primitive that
-    is not looked into (`while`, custom derivatives), maybe too many.
+    hands on what its operands have. Never too few axes; maybe too many: a primitive that is not
+    looked into (`while`, custom derivatives), but has to do with named axes, brings in all of them.
 
     Args:
         inputs: the axes along which each input varies.
@@ -33,7 +36,6 @@ def varying_axes(jaxpr: Jaxpr, inputs: Sequence[Axes]) -> list[Axes]:
 
 def _of_equation(eqn: Any, operands: list[Axes]) -> list[Axes]:
     name, params = eqn.primitive.name, eqn.params
-    together = NONE.union(*operands)
     if name in REDUCTIONS and params.get("axis_index_groups") is None:
         return [axes.difference(params["axes"]) for axes in operands]
     if name == "axis_index":
@@ -46,7 +48,20 @@ def _of_equation(eqn: Any, operands: list[Axes]) -> list[Axes]:
         return [predicate.union(*outs) for outs in zip(*branches, strict=True)]
     if name == "scan":
         return _of_scan(eqn, operands)
+    together = ALL if _names_an_axis(eqn) else NONE.union(*operands)
     return [together] * len(eqn.outvars)
+
+
+def _names_an_axis(eqn: Any) -> bool:
+    """Returns whether a collective or an index along an axis stands in an equation."""
+    for param in eqn.params.values():
+        for value in param if isinstance(param, tuple | list) else (param,):
+            if isinstance(value, str) and value in AXES:
+                return True
+            jaxpr = getattr(value, "jaxpr", value)
+            if isinstance(jaxpr, Jaxpr) and any(_names_an_axis(inner) for inner in jaxpr.eqns):
+                return True
+    return False
 
 
 def _of_scan(eqn: Any, operands: list[Axes]) -> list[Axes]:

@@ -29,6 +29,8 @@ class RobotWarehouseEnv:
         generator: column_height, shelf_rows, shelf_columns, num_agents, sensor_range,
             request_queue_size.
         """
+        if time_limit < 1:
+            raise ValueError(f"time_limit={time_limit} must be at least 1.")
         self._env = RobotWarehouse(WarehouseGenerator(**generator), time_limit)
         self.num_agents: int = self._env.num_agents
         self.num_actions = 5  # no-op, forward, left, right, toggle load
@@ -74,6 +76,8 @@ class LevelBasedForagingEnv:
         team_reward: give every agent the sum of all rewards instead of its own.
         generator: grid_size, fov, num_agents, num_food, max_agent_level, force_coop.
         """
+        if time_limit < 1:
+            raise ValueError(f"time_limit={time_limit} must be at least 1.")
         self._env = LevelBasedForaging(ForagingGenerator(**generator), time_limit=time_limit)
         self._team_reward = team_reward
         self.num_agents = self._env.num_agents

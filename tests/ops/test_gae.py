@@ -14,7 +14,7 @@ def plain_loop(reward, discount, last, value, next_value, gamma, gae_lambda):
             for t in reversed(range(reward.shape[0])):
                 at = (t, environment, agent)
                 delta = reward[at] + gamma * discount[at] * next_value[at] - value[at]
-                carried = 0.0 if last[t, environment] else advantage
+                carried = 0.0 if last[t, environment] or discount[at] == 0 else advantage
                 advantage = delta + gamma * gae_lambda * carried
                 advantages[at] = advantage
     return advantages, advantages + value
@@ -28,6 +28,7 @@ def plain_loop(reward, discount, last, value, next_value, gamma, gae_lambda):
         ([1, 1, 1], [0, 0, 0], [3.0, 4.0, 4.0]),  # neither: 4; 3 + 4 / 4; 2 + 4 / 4
         ([1, 0, 1], [0, 1, 0], [2.25, 1.0, 4.0]),  # terminated: 2 + 0 - 1 = 1, nothing carried
         ([1, 1, 1], [0, 1, 0], [2.75, 3.0, 4.0]),  # truncated: bootstraps, nothing carried
+        ([1, 0, 1], [0, 0, 0], [2.25, 1.0, 4.0]),  # this agent terminated, the episode goes on
         ([1, 0, 1], [0, 1, 1], [2.25, 1.0, 4.0]),  # terminated, then truncated at the end
     ],
 )
@@ -52,7 +53,8 @@ def test_equals_plain_loop():
     reward, value, next_value = rng.normal(size=(3, *shape)).astype(np.float32)
     last = rng.random(shape[:2]) < 0.3
     terminated = last & (rng.random(shape[:2]) < 0.5)
-    discount = np.repeat((1.0 - terminated)[..., None], 3, axis=-1).astype(np.float32)
+    out_of_the_game = rng.random(shape) < 0.1  # single agents
+    discount = (1.0 - (terminated[..., None] | out_of_the_game)).astype(np.float32)
     arguments = (reward, discount, last, value, next_value)
     expected = plain_loop(*arguments, 0.97, 0.9)
     for function in (gae, jax.jit(gae, static_argnums=(5, 6))):
