@@ -103,14 +103,15 @@ def plot(arguments: argparse.Namespace, curve: Curve) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    millions = curve.steps / 1e6
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
     mean = curve.returns.mean(axis=0)
-    axes.plot(curve.steps, curve.returns.T, color="tab:blue", alpha=0.25, linewidth=0.8)
-    axes.plot(curve.steps, mean, color="tab:blue", label=f"mean of {len(curve.returns)} seeds")
+    axes.plot(millions, curve.returns.T, color="tab:blue", alpha=0.25, linewidth=0.8)
+    axes.plot(millions, mean, color="tab:blue", label=f"mean of {len(curve.returns)} seeds")
     if len(curve.returns) > 1:
         half = stats.sem(curve.returns) * stats.t.ppf(0.975, len(curve.returns) - 1)
-        axes.fill_between(curve.steps, mean - half, mean + half, alpha=0.2, label="95 % interval")
-    axes.set(xlabel="environment steps", ylabel="episode return")
+        axes.fill_between(millions, mean - half, mean + half, alpha=0.2, label="95 % interval")
+    axes.set(xlabel="environment steps (millions)", ylabel="episode return")
     axes.set_title(f"{arguments.system}, {arguments.env} {arguments.scenario or ''}")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")

@@ -184,7 +184,8 @@ def train(
         if not math.isfinite(mean_return):
             raise TrainingError(f"The return of evaluation {index} is {mean_return}.")
         log(loggers, Event("evaluation", index, env_step, elapsed, evaluated))
-        if mean_return > best_return:
+        if mean_return >= best_return:  # of equals the latest: where returns have a maximum, luck
+            # reaches it in some evaluation long before the parameters are any good
             best_params, best_return = act_params, mean_return
         stop_if_asked(signals, env_step)
 

@@ -1,10 +1,11 @@
 """Whole runs inside the process: counting, results, determinism, early ends."""
 
+import dataclasses
 import json
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -183,25 +184,50 @@ def test_nan_stops_and_names_the_update(tmp_path, monkeypatch):
     assert list(record) == ["step_0"]  # what was logged stays, the bad block is not evaluated
 
 
-def test_the_absolute_metric_evaluates_the_best_parameters(tmp_path, monkeypatch):
-    """Action 1 pays; the policy takes it after the first block only."""
+@pytest.mark.parametrize(
+    ("good", "expected"),
+    [
+        ([True, False], [1.0, 0.0, 1.0]),  # the first block's
+        ([False, True], [0.0, 1.0, 1.0]),  # the last block's
+    ],
+)
+def test_the_absolute_metric_evaluates_the_best_parameters(good, expected, tmp_path, monkeypatch):
+    """Action 1 pays; the policy takes it after the good blocks only."""
     module = system_module("ff_ippo")
     learn = module.learn
 
-    def first_is_best(algo, learner_state, samples, key):
-        first = learner_state.optim_states.actor[1][0].count == 0
+    def overwritten(algo, learner_state, samples, key):
+        is_good = jnp.where(learner_state.optim_states.actor[1][0].count == 0, *good)
         learner_state, metrics = learn(algo, learner_state, samples, key)
         actor = jax.tree.map(jnp.zeros_like, learner_state.params.actor)
-        bias = jnp.where(first, 50.0, -50.0) * jnp.array([-1.0, 1.0])
+        bias = jnp.where(is_good, 50.0, -50.0) * jnp.array([-1.0, 1.0])
         actor["params"]["head"]["Dense_0"]["bias"] = bias
         params = learner_state.params._replace(actor=actor)
         return learner_state.replace(params=params), metrics
 
-    monkeypatch.setattr(module, "learn", first_is_best)
+    monkeypatch.setattr(module, "learn", overwritten)
     train("ff_ippo", *QUIET, f"logger.base_exp_path={tmp_path}", probe="RewardOfAction")
     record = read_metrics(tmp_path)
     returns = [record[name]["mean_episode_return"][0] for name in record]
-    assert returns == [1.0, 0.0, 1.0]
+    assert returns == expected
+
+
+def test_of_equally_good_parameters_the_latest_are_the_best(tmp_path, monkeypatch):
+    """Every evaluation returns 1: the absolute metric is that of the last block's parameters."""
+    compile_all, evaluated = experiment.compile_programs, []
+
+    def watched(*args):
+        programs = compile_all(*args)
+        evaluate = programs.evaluate.result()
+        spy: Future = Future()
+        spy.set_result(lambda params, *rest: (evaluated.append(params), evaluate(params, *rest))[1])
+        return dataclasses.replace(programs, evaluate=spy)
+
+    monkeypatch.setattr(experiment, "compile_programs", watched)
+    train("ff_ippo", *QUIET, f"logger.base_exp_path={tmp_path}", probe="ConstantReward")
+    first, last, absolute = evaluated
+    assert absolute is last
+    assert absolute is not first
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
