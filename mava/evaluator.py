@@ -7,7 +7,8 @@ does not depend on the number of devices.
 """
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,20 @@ import numpy as np
 from flax.struct import PyTreeNode
 
 from mava.ops.map_where import map_where
-from mava.types import MarlEnv, Observation, System
+from mava.types import MarlEnv, Observation, System, TimeStep
 from mava.utils.parallel import episode_values
 from mava.wrappers.vector import RESET_CHUNK_SIZE
 
-Evaluate = Callable[[Any, jax.Array, jax.Array, jax.Array], dict[str, jax.Array]]
+
+class Evaluation(NamedTuple):
+    """The fixed parts that every function below works with."""
+
+    env: MarlEnv  # one environment, with EpisodeMetrics
+    system: System
+    copies_per_device: int  # c
+    num_copies: int  # C, on all devices
+    num_rounds: int  # episodes a copy plays at most
+    greedy: bool  # passed to `system.act`
 
 
 class Copies(PyTreeNode, kw_only=True):
@@ -40,103 +50,129 @@ def make_evaluate(
     num_devices: int,
     max_episodes: int,
     greedy: bool,
-) -> Evaluate:
+) -> Callable[[Any, jax.Array, jax.Array, jax.Array], dict[str, jax.Array]]:
     """Returns evaluate(act_params, key, num_episodes, device), to be mapped over devices.
 
     Its result holds, per quantity, the episodes of the device's copies (c, ceil(max_episodes / C));
     `in_order` puts those of all devices into the order of their numbers. `num_episodes` is an
     int32 scalar of at most `max_episodes`, `device` the index of the device.
-
-    Args:
-        env: one environment, with EpisodeMetrics.
-        copies_per_device: c; C is c * num_devices.
-        greedy: passed to `system.act`.
     """
     num_copies = copies_per_device * num_devices
-    num_rounds = -(-max_episodes // num_copies)
-    no_memory = system.init_memory(copies_per_device)
+    evaluation = Evaluation(
+        env=env,
+        system=system,
+        copies_per_device=copies_per_device,
+        num_copies=num_copies,
+        num_rounds=-(-max_episodes // num_copies),
+        greedy=greedy,
+    )
+    return partial(evaluate, evaluation)
 
-    def episode_keys(key: jax.Array, episode: jax.Array) -> jax.Array:
-        """Returns the keys (2,) of an episode: for its reset and for its actions."""
-        return jax.random.split(jax.random.fold_in(key, episode))
 
-    def start(key: jax.Array, episode: jax.Array) -> tuple[Any, Any]:
-        return env.reset(episode_keys(key, episode)[0])
+def evaluate(
+    evaluation: Evaluation,
+    act_params: Any,
+    key: jax.Array,
+    num_episodes: jax.Array,
+    device: jax.Array,
+) -> dict[str, jax.Array]:
+    """Plays the episodes of one device; see `make_evaluate`."""
+    num_copies = evaluation.copies_per_device
+    episode = device * num_copies + jnp.arange(num_copies, dtype=jnp.int32)
+    state, timestep = jax.vmap(partial(start, evaluation, key))(episode)
+    strip = lambda x: jax.lax.convert_element_type(x, x.dtype)  # noqa: E731  weak types
+    copies = Copies(
+        episode=episode,
+        step=jnp.zeros_like(episode),
+        env_state=jax.tree.map(strip, state),
+        observation=jax.tree.map(strip, timestep.observation),
+        memory=evaluation.system.init_memory(num_copies),
+        results={
+            name: jnp.zeros((num_copies, evaluation.num_rounds))
+            for name in episode_values(timestep.extras)
+        },
+    )
+    return jax.lax.while_loop(
+        lambda copies: jnp.any(copies.episode < num_episodes),
+        partial(step, evaluation, act_params, key, num_episodes),
+        copies,
+    ).results
 
-    def act(
-        act_params: Any, key: jax.Array, observation: Observation, memory: Any
-    ) -> tuple[jax.Array, Any]:
-        """One copy's action (N,), drawn from a key of its own."""
-        observation, memory = jax.tree.map(lambda x: x[None], (observation, memory))
-        result = system.act(act_params, observation, memory, key, greedy)
-        return jax.tree.map(lambda x: x[0], result)
 
-    def step(act_params: Any, key: jax.Array, num_episodes: jax.Array, copies: Copies) -> Copies:
-        keys = jax.vmap(lambda episode, t: jax.random.fold_in(episode_keys(key, episode)[1], t))(
-            copies.episode, copies.step
-        )
-        action, memory = jax.vmap(act, (None, 0, 0, 0))(
-            act_params, keys, copies.observation, copies.memory
-        )
-        env_state, timestep = jax.vmap(env.step)(copies.env_state, action)
+def episode_keys(key: jax.Array, episode: jax.Array) -> jax.Array:
+    """Returns the keys (2,) of an episode: for its reset and for its actions."""
+    return jax.random.split(jax.random.fold_in(key, episode))
 
-        finished = timestep.last() & (copies.episode < num_episodes)
-        row, column = jnp.arange(copies_per_device), copies.episode // num_copies
-        column = jnp.where(finished, column, num_rounds)  # past the end: written nowhere
-        values = episode_values(timestep.extras)
-        results = {
-            name: copies.results[name].at[row, column].set(value, mode="drop")
-            for name, value in values.items()
-        }
 
-        def restart(episodes: jax.Array) -> tuple[Any, Observation]:
-            state, first = jax.vmap(start, (None, 0))(key, episodes)
-            return state, first.observation
+def start(evaluation: Evaluation, key: jax.Array, episode: jax.Array) -> tuple[Any, TimeStep]:
+    """Returns the state and first timestep of the episode of this number."""
+    return evaluation.env.reset(episode_keys(key, episode)[0])
 
-        episode = jnp.where(finished, copies.episode + num_copies, copies.episode)
-        env_state, observation = map_where(
-            restart,
-            finished & (episode < num_episodes),
-            episode,
-            (env_state, timestep.observation),
-            RESET_CHUNK_SIZE,
-        )
-        memory = jax.tree.map(
-            lambda old, new: jnp.where(finished.reshape(-1, *(1,) * (old.ndim - 1)), new, old),
-            memory,
-            no_memory,
-        )
-        return Copies(
-            episode=episode,
-            step=jnp.where(finished, 0, copies.step + 1),
-            env_state=env_state,
-            observation=observation,
-            memory=memory,
-            results=results,
-        )
 
-    def evaluate(
-        act_params: Any, key: jax.Array, num_episodes: jax.Array, device: jax.Array
-    ) -> dict[str, jax.Array]:
-        episode = device * copies_per_device + jnp.arange(copies_per_device, dtype=jnp.int32)
-        state, timestep = jax.vmap(start, (None, 0))(key, episode)
-        strip = lambda x: jax.lax.convert_element_type(x, x.dtype)  # noqa: E731  weak types
-        copies = Copies(
-            episode=episode,
-            step=jnp.zeros_like(episode),
-            env_state=jax.tree.map(strip, state),
-            observation=jax.tree.map(strip, timestep.observation),
-            memory=no_memory,
-            results={
-                name: jnp.zeros((copies_per_device, num_rounds))
-                for name in episode_values(timestep.extras)
-            },
-        )
-        playing = lambda copies: jnp.any(copies.episode < num_episodes)  # noqa: E731
-        advance = lambda copies: step(act_params, key, num_episodes, copies)  # noqa: E731
-        return jax.lax.while_loop(playing, advance, copies).results
+def act(
+    evaluation: Evaluation,
+    act_params: Any,
+    key: jax.Array,
+    episode: jax.Array,
+    t: jax.Array,
+    observation: Observation,
+    memory: Any,
+) -> tuple[jax.Array, Any]:
+    """Returns one copy's action (N,), drawn from a key of its own, and the memory after it."""
+    key = jax.random.fold_in(episode_keys(key, episode)[1], t)
+    observation, memory = jax.tree.map(lambda x: x[None], (observation, memory))
+    result = evaluation.system.act(act_params, observation, memory, key, evaluation.greedy)
+    return jax.tree.map(lambda x: x[0], result)
 
-    return evaluate
+
+def step(
+    evaluation: Evaluation,
+    act_params: Any,
+    key: jax.Array,
+    num_episodes: jax.Array,
+    copies: Copies,
+) -> Copies:
+    """Steps every copy; notes the results of finished episodes and starts the copies' next ones."""
+    action, memory = jax.vmap(partial(act, evaluation, act_params, key))(
+        copies.episode, copies.step, copies.observation, copies.memory
+    )
+    env_state, timestep = jax.vmap(evaluation.env.step)(copies.env_state, action)
+
+    finished = timestep.last() & (copies.episode < num_episodes)
+    row = jnp.arange(evaluation.copies_per_device)
+    # Of a copy that goes on, past the end: written nowhere.
+    column = jnp.where(finished, copies.episode // evaluation.num_copies, evaluation.num_rounds)
+    results = {
+        name: copies.results[name].at[row, column].set(value, mode="drop")
+        for name, value in episode_values(timestep.extras).items()
+    }
+
+    def restart(episodes: jax.Array) -> tuple[Any, Observation]:
+        state, first = jax.vmap(partial(start, evaluation, key))(episodes)
+        return state, first.observation
+
+    episode = jnp.where(finished, copies.episode + evaluation.num_copies, copies.episode)
+    env_state, observation = map_where(
+        restart,
+        finished & (episode < num_episodes),
+        episode,
+        (env_state, timestep.observation),
+        RESET_CHUNK_SIZE,
+    )
+    no_memory = evaluation.system.init_memory(evaluation.copies_per_device)
+    memory = jax.tree.map(
+        lambda old, new: jnp.where(finished.reshape(-1, *(1,) * (old.ndim - 1)), new, old),
+        memory,
+        no_memory,
+    )
+    return Copies(
+        episode=episode,
+        step=jnp.where(finished, 0, copies.step + 1),
+        env_state=env_state,
+        observation=observation,
+        memory=memory,
+        results=results,
+    )
 
 
 def in_order(results: dict[str, jax.Array], num_episodes: int) -> dict[str, np.ndarray]:
