@@ -130,23 +130,38 @@ class RightJointAction(Probe):
         return jnp.all(action == (state.cue > 0)).astype(jnp.float32)
 
 
-class CutOrEnd(Probe):
-    """Reward 1 in every step; `ends` decides whether the 4th step ends the episode or cuts it.
+class Ended(Probe):
+    """Reward 1 in each of 4 steps, then the end: V is the sum of what is left.
 
-    V is 1 / (1 - gamma) where the episode is only cut, the sum of what is left where it ends.
     The cue is the step, so that the values can be told apart.
     """
 
     time_limit = 4
 
-    def __init__(self, ends: bool) -> None:
-        self.ends = ends
-
     def _cue(self, key: jax.Array, step_count: jax.Array) -> jax.Array:
         return jnp.full(self.num_agents, 0.25) * step_count
 
     def terminated(self, state: ProbeState) -> jax.Array:
-        return (state.step_count >= 4) & self.ends
+        return state.step_count >= 4
+
+
+class Cut(Probe):
+    """The first step costs 3, every later one pays 1 for ever; the 4th is only cut.
+
+    V is 1 / (1 - gamma) after the first step (cue 1), -3 + gamma / (1 - gamma) before (cue -1):
+    a target that bootstraps from the next episode's first observation, or not at all, misses it.
+    """
+
+    time_limit = 4
+
+    def _cue(self, key: jax.Array, step_count: jax.Array) -> jax.Array:
+        return jnp.full(self.num_agents, 1.0) * jnp.where(step_count == 0, -1.0, 1.0)
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        return jnp.full(self.num_agents, 1.0) * jnp.where(state.step_count == 0, -3.0, 1.0)
+
+    def terminated(self, state: ProbeState) -> jax.Array:
+        return jnp.bool_(False)
 
 
 class RandomLength(Probe):
