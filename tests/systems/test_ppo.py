@@ -1,6 +1,7 @@
 """Both PPO systems: contract, randomness, and learning on environments whose values are known."""
 
 import difflib
+import sys
 from functools import partial
 
 import jax
@@ -148,7 +149,7 @@ def test_agents_out_of_the_game_are_left_out_of_the_loss(name):
 
 @pytest.mark.parametrize("name", PPO)
 def test_every_key_is_used_once(name, monkeypatch):
-    """Over time, devices, replicas and environments; of resets, actions and shuffles together."""
+    """Over time, devices, replicas, environments; by a reset, an action, a shuffle or a split."""
     used = []
 
     def record(key):
@@ -156,7 +157,13 @@ def test_every_key_is_used_once(name, monkeypatch):
             lambda data: used.append(tuple(int(x) for x in data)), jax.random.key_data(key)
         )
 
-    sample, bits = Categorical.sample, jax.random.bits
+    def recorded_split(key, *args):
+        if sys._getframe(1).f_globals["__name__"] == name:  # environments split keys of their own
+            record(key)
+        return split(key, *args)
+
+    sample, bits, split = Categorical.sample, jax.random.bits, jax.random.split
+    monkeypatch.setattr(jax.random, "split", recorded_split)
     monkeypatch.setattr(
         Categorical, "sample", lambda self, key: (record(key), sample(self, key))[1]
     )
@@ -176,7 +183,10 @@ def test_every_key_is_used_once(name, monkeypatch):
         used += [tuple(int(x) for x in key) for key in keys.reshape(-1, 2)]
     jax.effects_barrier()
     streams_run = num_devices * num_replicas * num_updates
-    assert len(used) == streams_run * (8 * 4 + 8 + 1)  # resets (T, E), actions (T,), one shuffle
+    # In an update: resets (T, E), actions (T,), a shuffle, three splits. A split for each stream's
+    # reset, and one to initialise.
+    expected = streams_run * (8 * 4 + 8 + 1 + 3) + num_devices * num_replicas + 1
+    assert len(used) == expected
     assert len(set(used)) == len(used)
 
 
