@@ -18,7 +18,7 @@ from flax.struct import PyTreeNode
 from mava.ops.map_where import map_where
 from mava.types import MarlEnv, Observation, System, TimeStep
 from mava.utils.parallel import episode_values
-from mava.wrappers.vector import RESET_CHUNK_SIZE
+from mava.wrappers.vector import RESET_CHUNK_SIZE, strongly_typed
 
 
 class Evaluation(NamedTuple):
@@ -80,12 +80,11 @@ def evaluate(
     num_copies = evaluation.copies_per_device
     episode = device * num_copies + jnp.arange(num_copies, dtype=jnp.int32)
     state, timestep = jax.vmap(partial(start, evaluation, key))(episode)
-    strip = lambda x: jax.lax.convert_element_type(x, x.dtype)  # noqa: E731  weak types
     copies = Copies(
         episode=episode,
         step=jnp.zeros_like(episode),
-        env_state=jax.tree.map(strip, state),
-        observation=jax.tree.map(strip, timestep.observation),
+        env_state=strongly_typed(state),
+        observation=strongly_typed(timestep.observation),
         memory=evaluation.system.init_memory(num_copies),
         results={
             name: jnp.zeros((num_copies, evaluation.num_rounds))

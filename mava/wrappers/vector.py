@@ -1,14 +1,23 @@
 """Many copies of an environment, each reset as soon as its episode is over."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from mava.ops.map_where import map_where
 from mava.types import MarlEnv, Observation, TimeStep
 
+Tree = TypeVar("Tree")
+
 # Copies reset at a time. Episodes mostly end one by one; a chunk costs what all its rows cost.
 RESET_CHUNK_SIZE = 4
+
+
+def strongly_typed(tree: Tree) -> Tree:
+    """Returns the same arrays without weak types: a reset makes constants that are weakly typed, a
+    step does not, and what is carried through a loop has one type.
+    """
+    return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), tree)
 
 
 class VectorEnv:
@@ -36,9 +45,7 @@ class VectorEnv:
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         """Returns the states and first timesteps of E new episodes."""
         state, timestep = jax.vmap(self.env.reset)(jax.random.split(key, self.num_envs))
-        # Constants of a reset are weakly typed, those of a step are not: one type for both.
-        strip = lambda x: jax.lax.convert_element_type(x, x.dtype)  # noqa: E731
-        return jax.tree.map(strip, (state, self._with_successor(timestep)))
+        return strongly_typed((state, self._with_successor(timestep)))
 
     def step(self, state: Any, action: jax.Array, key: jax.Array) -> tuple[Any, TimeStep]:
         """Steps all copies and resets the finished ones.
