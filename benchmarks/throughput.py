@@ -33,6 +33,7 @@ from rich.table import Table
 import mava
 from mava import config as configuration
 from mava import experiment
+from mava.programs import split_keys
 from mava.types import Observation
 
 SECONDS = 2.0  # of a measurement
@@ -177,7 +178,7 @@ def training_runner(run: Any, module: Any) -> tuple[Callable[[int], None], float
         setup, block = programs.setup.result(), programs.block.result()
         programs.evaluate.result()
     seconds = time.perf_counter() - start
-    states = list(setup(jax.random.key(0), experiment.split_keys(jax.random.key(1), plan)))
+    states = list(setup(jax.random.key(0), split_keys(jax.random.key(1), plan)))
 
     def run_updates(n: int) -> None:
         states[0], states[1], _, bad = block(states[0], states[1], np.int32(n))

@@ -3,7 +3,7 @@
 import dataclasses
 import importlib.util
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,15 +47,53 @@ class Arch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggerConfig:
-    """Values and comments stand in configs/logger/default.yaml."""
+class LoadArgs:
+    """Values and comments stand in configs/logger/default.yaml, also those of the next two."""
 
+    run: str | None = MISSING
+    checkpoint: str = MISSING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpointing:
+    save_model: bool = MISSING
+    save_interval_steps: int = MISSING
+    max_to_keep: int = MISSING
+    keep_period: int | None = MISSING
+    max_block_seconds: float = MISSING
+    load_model: bool = MISSING
+    load_args: LoadArgs = field(default_factory=LoadArgs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggerConfig:
     base_exp_path: str = MISSING
     system_name: str | None = MISSING
     use_console: bool = MISSING
     use_tb: bool = MISSING
     use_json: bool = MISSING
     profile: int | None = MISSING
+    render_every: int | None = MISSING
+    checkpointing: Checkpointing = field(default_factory=Checkpointing)
+
+    def __post_init__(self) -> None:
+        if self.render_every is not None and self.render_every < 1:
+            raise ValueError(f"logger.render_every={self.render_every} must be at least 1.")
+        checkpointing = self.checkpointing
+        for name in ("save_interval_steps", "max_to_keep", "keep_period"):
+            value = getattr(checkpointing, name)
+            if value is not None and value < 1:
+                raise ValueError(f"logger.checkpointing.{name}={value} must be at least 1.")
+        if checkpointing.load_model and checkpointing.load_args.run is None:
+            raise ValueError(
+                "logger.checkpointing.load_model=true needs a run folder in "
+                "logger.checkpointing.load_args.run."
+            )
+        if checkpointing.load_args.run is not None and not checkpointing.load_model:
+            raise ValueError(
+                "logger.checkpointing.load_args.run is only read with "
+                "logger.checkpointing.load_model=true."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,22 +110,23 @@ class RunConfig:
     composed: DictConfig  # by Hydra: env and network are built from it, the run folder keeps it
 
 
-def load_system(path: str) -> ModuleType:
-    """Imports a system file as an ordinary module named after its stem.
+def load_system(path: str, name: str | None = None) -> ModuleType:
+    """Imports a system file as an ordinary module called `name`, by default its stem.
 
     Never as `__main__`: other processes could not unpickle its classes.
     """
     file = Path(path).resolve()
-    known = sys.modules.get(file.stem)
+    name = name or file.stem
+    known = sys.modules.get(name)
     if known is not None:
         if getattr(known, "__file__", None) == str(file):
             return known
-        raise UserError(f"Rename {file}: a module called '{file.stem}' is in use already.")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+        raise UserError(f"Rename {file}: a module called '{name}' is in use already.")
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise UserError(f"{file} is no Python file.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -98,14 +137,10 @@ def register(config_class: type, system_name: str, network: str) -> None:
     missing = [name for name in SYSTEM_FIELDS if name not in fields]
     if missing:
         raise UserError(f"Config of {system_name} lacks {', '.join(missing)}.")
-    system = OmegaConf.structured(config_class)
-    OmegaConf.set_readonly(system, False)  # a frozen dataclass makes a node that takes no override
     store = ConfigStore.instance()
-    store.store(group="system", name="default", node=system)
+    store.store(group="system", name="default", node=schema_of(config_class))
     for group, schema in (("arch", Arch), ("logger", LoggerConfig)):
-        node = OmegaConf.structured(schema)
-        OmegaConf.set_readonly(node, False)
-        store.store(group=group, name="schema", node=node)
+        store.store(group=group, name="schema", node=schema_of(schema))
     defaults = [
         {"arch": "anakin"},
         {"system": "default"},
@@ -116,7 +151,23 @@ def register(config_class: type, system_name: str, network: str) -> None:
         "_self_",
         {"override hydra/job_logging": "stdout"},  # no log file
     ]
-    store.store(name="mava", node={"defaults": defaults})
+    store.store(name="mava", node={"defaults": defaults, "resume": None})
+
+
+def schema_of(config_class: type) -> DictConfig:
+    """Returns a typed node of a frozen dataclass that takes overrides."""
+    node = OmegaConf.structured(config_class)
+    _make_writable(node)
+    return node
+
+
+def _make_writable(node: DictConfig) -> None:
+    """Lifts what makes the node of a frozen dataclass, and those in it, refuse overrides."""
+    OmegaConf.set_readonly(node, False)
+    for name in node:
+        child = node._get_node(name)
+        if isinstance(child, DictConfig):
+            _make_writable(child)
 
 
 def parse(cfg: DictConfig, system_file: Path) -> RunConfig:

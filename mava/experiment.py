@@ -1,42 +1,37 @@
-"""The loop around every system: train a block, evaluate, log; and `main`, the command line."""
+"""A run from the command line to its end: `main`, which every system file calls."""
 
 import dataclasses
 import functools
 import gc
-import math
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import jax
-import numpy as np
 from flax.errors import FlaxError
 
 from mava import config as configuration
+from mava.checkpoints import Checkpoints, Progress, Stored, read_newest
 from mava.config import RunConfig, UserError
+from mava.debugging import debug_nans
 from mava.devices import choose_devices, use_compilation_cache
-from mava.evaluator import in_order
-from mava.logger import ConsoleLogger, Event, JsonLogger, Logger, TensorBoardLogger
+from mava.logger import ConsoleLogger, JsonLogger, Logger, TensorBoardLogger, read_record
 from mava.plan import Plan, announce, make_plan
-from mava.programs import Programs, compile_programs, split_keys
-from mava.run_folder import create_run_folder
+from mava.programs import compile_programs
+from mava.render import Renderer
+from mava.resume import Misfit, about_run, announce_resumed, check_fits, plan_rest
+from mava.run_folder import create_run_folder, write_config
 from mava.signals import Stopped, StopSignals
-from mava.summary import summarise_episodes, summarise_training
-from mava.types import MarlEnv, Metrics, System
+from mava.stored_run import find_system_file, load_run
+from mava.training import Training, TrainingError, read_pretrained, run_keys
+from mava.types import MarlEnv, System
 from mava.wrappers.episode_metrics import EpisodeMetrics
 from mava.wrappers.observation import AgentIds, GlobalState
 from mava.wrappers.vector import VectorEnv
-
-POLL_SECONDS = 0.005
-
-
-class TrainingError(UserError):
-    """Training can't go on; the message says where it stopped."""
 
 
 def main(file: str, network: str) -> None:
@@ -66,13 +61,49 @@ def run_job(file: str, cfg: Any) -> float:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
+    hydra_cfg = HydraConfig.get()
     try:
+        if cfg.resume is not None:
+            overrides = [x for x in hydra_cfg.overrides.task if not x.startswith("resume=")]
+            return resume(Path(str(cfg.resume)), Path(file).stem, overrides)
         module = configuration.load_system(file)
         return run(module, configuration.parse(cfg, Path(file).resolve()))
     except UserError as error:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:  # Hydra itself waits for the last job
-            print(f"Job {HydraConfig.get().job.num} failed: {error}", file=sys.stderr, flush=True)
+        if hydra_cfg.mode == RunMode.MULTIRUN:  # Hydra itself waits for the last job
+            print(f"Job {hydra_cfg.job.num} failed: {error}", file=sys.stderr, flush=True)
         raise
+
+
+def resume(folder: Path, system_name: str, overrides: list[str]) -> float:
+    """Goes on with a run; returns the mean return of the last evaluation made.
+
+    Args:
+        folder: of the run.
+        system_name: of the system file that was asked to do it.
+        overrides: changes of the stored config.
+    """
+    file = find_system_file(folder)
+    if file.stem != system_name:
+        raise UserError(f"{folder} holds a run of {file.stem}, not of {system_name}.")
+    module, config = load_run(folder, overrides)
+    try:
+        return run(module, config, folder)
+    except Misfit as error:
+        raise UserError(
+            f"{' '.join(misfitting(folder, overrides)) or folder}: can't go on with that: {error}."
+        ) from error
+
+
+def misfitting(folder: Path, overrides: list[str]) -> list[str]:
+    """Returns those of the overrides with which, each alone, the checkpoint can't be used."""
+    stored = read_newest(folder / "checkpoints")
+    guilty = []
+    for override in overrides:
+        try:
+            build(*load_run(folder, [override]), stored)
+        except Misfit:
+            guilty.append(override)
+    return guilty
 
 
 def make_vector_env(run: RunConfig) -> VectorEnv:
@@ -85,22 +116,26 @@ def make_vector_env(run: RunConfig) -> VectorEnv:
     return VectorEnv(EpisodeMetrics(env), run.arch.num_envs)
 
 
-def build(module: ModuleType, run: RunConfig) -> tuple[VectorEnv, System, Plan]:
-    """Returns the environments, the system on them, and the plan; raises UserError."""
-    devices = choose_devices(1 if run.arch.debug else run.arch.num_devices)
-    env = make_vector_env(run)
+def make_system(module: ModuleType, env: VectorEnv, run: RunConfig, config: Any) -> System:
+    """Returns the system that the file makes; raises UserError.
+
+    Args:
+        module: the system file.
+        env: the environments of one replica.
+        run: what the user asked for.
+        config: the system's Config.
+    """
     networks = configuration.make_networks(run.composed.network)
     try:
-        steps_per_update = module.make_system(env, networks, run.system).steps_per_update
-        plan = make_plan(run, steps_per_update, devices)
-        system_config = dataclasses.replace(
-            run.system, num_updates=plan.num_updates, total_timesteps=plan.total_steps
-        )
-        system = module.make_system(env, networks, system_config)
+        return module.make_system(env, networks, config)
     except ValueError as error:
         raise UserError(f"Bad option: {error}") from error
     except KeyError as error:
         raise UserError(f"{run.system_name} needs {error} in its network config.") from error
+
+
+def check_network(system: System, env: VectorEnv) -> None:
+    """Raises UserError if the network does not fit the observation."""
     try:
         jax.eval_shape(system.init, jax.random.key(0))
     except (TypeError, ValueError, FlaxError) as error:
@@ -108,137 +143,117 @@ def build(module: ModuleType, run: RunConfig) -> tuple[VectorEnv, System, Plan]:
         raise UserError(
             f"The network does not fit the observation, agents_view (N, O) = {view}: {error}"
         ) from error
+
+
+def build(
+    module: ModuleType, run: RunConfig, stored: Stored | None = None
+) -> tuple[VectorEnv, System, Plan]:
+    """Returns the environments, the system on them, and the plan; raises UserError.
+
+    Args:
+        module: the system file.
+        run: what the user asked for.
+        stored: the checkpoint from which the run goes on; None for a new run.
+    """
+    env = make_vector_env(run)
+    steps_per_update = make_system(module, env, run, run.system).steps_per_update
+    if stored is None:
+        devices = choose_devices(1 if run.arch.debug else run.arch.num_devices)
+        plan = make_plan(run, steps_per_update, devices)
+    else:
+        plan = plan_rest(run, steps_per_update, stored)
+    config = dataclasses.replace(
+        run.system, num_updates=plan.num_updates, total_timesteps=plan.total_steps
+    )
+    system = make_system(module, env, run, config)
+    check_network(system, env)
+    if stored is not None:
+        check_fits(system, plan, stored)
     return env, system, plan
 
 
-def run(module: ModuleType, config: RunConfig) -> float:
-    """Trains and evaluates a system; returns the mean return of the last evaluation made."""
+def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> float:
+    """Trains and evaluates a system; returns the mean return of the last evaluation made.
+
+    Args:
+        module: the system file.
+        config: what the user asked for.
+        folder: that of a run to go on with; None starts a new one.
+    """
     use_compilation_cache(config.arch.compilation_cache)
+    resumed = read_newest(folder / "checkpoints") if folder else None
     with no_garbage_collection():
-        env, system, plan = build(module, config)
-    with StopSignals() as signals, debug_nans(config.arch.debug):
-        folder = create_run_folder(config)
+        env, system, plan = build(module, config, resumed)
+    pretrained = None if resumed else read_pretrained(config, system)
+    if folder is not None and resumed is not None:
+        record = read_record(folder / "metrics.json")
+        complete = resumed.progress.num_evaluations == plan.num_evaluations
+        if complete and "absolute_metrics" in record:
+            print(f"{folder} is complete; a larger system.total_timesteps makes it go on.")
+            return record["absolute_metrics"]["mean_episode_return"][0]
+    with StopSignals() as signals, debug_nans(config.arch.debug), ExitStack() as stack:
+        if folder is None:
+            folder, purge_step = create_run_folder(config), None
+        else:
+            write_config(config, folder)
+            purge_step = resumed.progress.env_step + 1 if resumed else 0
+        about = about_run(config, plan)
+        if resumed:
+            announce_resumed(config, plan, resumed, about)
         announce(config, plan, folder)
-        loggers = make_loggers(config, plan, folder)
         try:
-            with ThreadPoolExecutor(4) as pool:
-                with no_garbage_collection():
-                    programs = compile_programs(env, system, plan, config, pool)
-                return train(system, programs, plan, config, loggers, signals, folder)
-        finally:
+            checkpoints = Checkpoints(folder / "checkpoints", config.logger.checkpointing, about)
+            stack.callback(checkpoints.close)
+            checkpoints.start_from(resumed)
+            progress = resumed.progress if resumed else Progress()
+            loggers = make_loggers(config, plan, folder, progress, purge_step)
             for logger in loggers:
-                logger.close()
-
-
-def train(
-    system: System,
-    programs: Programs,
-    plan: Plan,
-    config: RunConfig,
-    loggers: list[Logger],
-    signals: StopSignals,
-    folder: Path,
-) -> float:
-    """Runs all blocks; returns the mean return of the last evaluation made."""
-    init_key, reset_key, evaluation_key = jax.random.split(jax.random.key(config.system.seed), 3)
-    learner_state, actor_state = programs.setup.result()(init_key, split_keys(reset_key, plan))
-    best_params, best_return, env_step, first_time = None, -math.inf, 0, None
-    train_seconds = 0.0
-    devices = np.arange(len(plan.devices), dtype=np.int32)
-
-    def evaluate(index: int, act_params: Any, num_episodes: int) -> dict[str, float]:
-        results = programs.evaluate.result()(
-            act_params,
-            jax.random.fold_in(evaluation_key, index),
-            np.int32(num_episodes),
-            devices,
-        )
-        wait(results, loggers)
-        return summarise_episodes(in_order(results, num_episodes))
-
-    block = programs.block.result()
-    stop_if_asked(signals, env_step)
-    for index, num_updates in enumerate(plan.blocks()):
-        block_steps = num_updates * plan.steps_per_update
-        start = time.perf_counter()
-        with profiled(config.logger.profile == index, folder):
-            learner_state, actor_state, metrics, first_bad = block(
-                learner_state, actor_state, np.int32(num_updates)
+                stack.callback(logger.close)
+            renderer = make_renderer(config, env, system, folder, loggers)
+            if renderer is not None:
+                stack.callback(renderer.close)
+            pool = stack.enter_context(ThreadPoolExecutor(4))
+            with no_garbage_collection():
+                programs = compile_programs(env, system, plan, config, pool)
+            training = Training(
+                system, programs, plan, config, folder, loggers, checkpoints, renderer, signals
             )
-            wait(first_bad, loggers, block_steps)
-        seconds = time.perf_counter() - start
-        if int(first_bad) >= 0:
-            raise diverged(metrics, env_step // plan.steps_per_update + int(first_bad), plan)
-        env_step += block_steps
-        train_seconds += seconds
-        now = time.perf_counter()
-        first_time = first_time or now
-        speed, elapsed = {"steps_per_second": block_steps / seconds}, now - first_time
-        trained = summarise_training(jax.device_get(metrics)) | speed
-        log(loggers, Event("train", index, env_step, elapsed, trained))
-        stop_if_asked(signals, env_step)
-
-        act_params = system.act_params(learner_state)
-        evaluated = evaluate(index, act_params, plan.num_episodes) | speed
-        mean_return = evaluated["mean_episode_return"]
-        if not math.isfinite(mean_return):
-            raise TrainingError(f"The return of evaluation {index} is {mean_return}.")
-        log(loggers, Event("evaluation", index, env_step, elapsed, evaluated))
-        if mean_return >= best_return:  # of equals the latest: where returns have a maximum, luck
-            # reaches it in some evaluation long before the parameters are any good
-            best_params, best_return = act_params, mean_return
-        stop_if_asked(signals, env_step)
-
-    if plan.num_absolute_episodes:
-        absolute = evaluate(plan.num_evaluations, best_params, plan.num_absolute_episodes)
-        absolute["steps_per_second"] = env_step / train_seconds
-        log(loggers, Event("absolute", plan.num_evaluations, env_step, elapsed, absolute))
-        mean_return = absolute["mean_episode_return"]
-        stop_if_asked(signals, env_step)
-    return mean_return
+            return training.run(resumed, pretrained)
+        except OSError as error:
+            raise TrainingError(
+                f"Can't write to {folder}: {error.strerror or error}. Training stopped; to go on "
+                f"from the last checkpoint: resume={folder}."
+            ) from error
 
 
-def wait(result: Any, loggers: list[Logger], block_steps: int = 0) -> None:
-    """Waits for a result without blocking signals, moving the live line meanwhile."""
-    start = time.perf_counter()
-    leaves = jax.tree.leaves(result)
-    while not all(leaf.is_ready() for leaf in leaves):
-        time.sleep(POLL_SECONDS)
-        for logger in loggers:
-            if isinstance(logger, ConsoleLogger):
-                logger.tick(time.perf_counter() - start, block_steps)
-
-
-def log(loggers: list[Logger], event: Event) -> None:
-    for logger in loggers:
-        logger.write(event)
-
-
-def make_loggers(config: RunConfig, plan: Plan, folder: Path) -> list[Logger]:
+def make_loggers(
+    config: RunConfig, plan: Plan, folder: Path, progress: Progress, purge_step: int | None
+) -> list[Logger]:
     chosen: list[Logger] = []
     if config.logger.use_console:
-        chosen.append(ConsoleLogger(plan.total_steps, every_metric=config.arch.debug))
+        chosen.append(ConsoleLogger(plan.total_steps, progress.env_step, config.arch.debug))
     if config.logger.use_tb:
-        chosen.append(TensorBoardLogger(folder / "tensorboard"))
+        chosen.append(TensorBoardLogger(folder / "tensorboard", purge_step))
     if config.logger.use_json:
         names = (config.env_name, config.task_name, config.system_name, config.system.seed)
-        chosen.append(JsonLogger(folder / "metrics.json", *names))
+        chosen.append(JsonLogger(folder / "metrics.json", *names, progress.num_evaluations))
     return chosen
 
 
-def diverged(metrics: Metrics, update: int, plan: Plan) -> TrainingError:
-    bad = [name for name, (total, _) in metrics.learn.items() if not np.isfinite(total)]
-    return TrainingError(
-        f"NaN or infinity in {', '.join(bad)}, first in update {update}, at environment step "
-        f"{(update + 1) * plan.steps_per_update:,}. Training stopped; the parameters of this "
-        f"block are not kept. arch.debug=true stops at the operation that made the first NaN."
+def make_renderer(
+    config: RunConfig, env: VectorEnv, system: System, folder: Path, loggers: list[Logger]
+) -> Renderer | None:
+    if config.logger.render_every is None:
+        return None
+    return Renderer(
+        env.env,
+        system,
+        config.arch.evaluation_greedy,
+        run_keys(config.system.seed).evaluation,
+        config.logger.render_every,
+        folder / "animations",
+        next((x for x in loggers if isinstance(x, TensorBoardLogger)), None),
     )
-
-
-def stop_if_asked(signals: StopSignals, env_step: int) -> None:
-    signum = signals.received
-    if signum is not None:
-        raise Stopped(signum, f"Stopped by signal {signum} after {env_step:,} environment steps.")
 
 
 @contextmanager
@@ -251,23 +266,3 @@ def no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-@contextmanager
-def profiled(active: bool, folder: Path) -> Iterator[None]:
-    """Records what runs inside for TensorBoard's profile page."""
-    if not active:
-        yield
-        return
-    with jax.profiler.trace(str(folder / "profile")):
-        yield
-
-
-@contextmanager
-def debug_nans(active: bool) -> Iterator[None]:
-    """Makes JAX stop at the first operation that gives a NaN."""
-    if not active:
-        yield
-        return
-    with jax.debug_nans(True):
-        yield

@@ -4,8 +4,11 @@ import json
 import math
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
+
+from mava.config import UserError
 
 JSON_METRICS = ("mean_episode_return", "win_rate", "steps_per_second")
 
@@ -26,6 +29,22 @@ class Logger(Protocol):
     def close(self) -> None: ...
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """Returns what a JsonLogger wrote of its run, by step; empty if there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        record: Any = json.loads(path.read_text())
+        for _ in range(4):  # environment, task, system, seed
+            (record,) = record.values()
+    except (AttributeError, ValueError) as error:
+        raise UserError(
+            f"{path} is not what the run wrote ({error}). Move it away to go on without the "
+            "evaluations in it."
+        ) from error
+    return record
+
+
 class JsonLogger:
     """Writes metrics.json in MARL-eval's format (Gorsane et al. 2022, arXiv:2209.10485).
 
@@ -33,9 +52,18 @@ class JsonLogger:
     metrics as lists of one number. The file is replaced as a whole, so it is valid at any moment.
     """
 
-    def __init__(self, path: Path, env: str, task: str, system: str, seed: int) -> None:
+    def __init__(
+        self, path: Path, env: str, task: str, system: str, seed: int, num_evaluations: int = 0
+    ) -> None:
+        """Args:
+        path: of the file.
+        env: the names under which the metrics stand, so with task, system and seed.
+        num_evaluations: of a file that is there already; what comes after them is removed.
+        """
         self._path = path
-        self._run: dict[str, Any] = {}
+        stored = read_record(path) if num_evaluations else {}
+        kept = {f"step_{index}" for index in range(num_evaluations)}
+        self._run: dict[str, Any] = {name: x for name, x in stored.items() if name in kept}
         self._content = {env: {task: {system: {f"seed_{seed}": self._run}}}}
         self._save()
 
@@ -62,17 +90,51 @@ class JsonLogger:
 
 
 class TensorBoardLogger:
-    """Writes TensorBoard events; the axis is environment steps."""
+    """Writes TensorBoard events; the axis is environment steps.
 
-    def __init__(self, folder: Path) -> None:
-        from tensorboardX import SummaryWriter
+    Not with tensorboardX's SummaryWriter: its thread dies on a full disk, and the run would wait
+    for it for ever.
+    """
 
-        self._writer = SummaryWriter(str(folder))
+    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+        """Args:
+        folder: where the event files are.
+        purge_step: what an earlier part of the run wrote from this step on is hidden.
+        """
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import SessionLog
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}.{time.time_ns()}")
+        if purge_step is not None:
+            start = SessionLog(status=SessionLog.START)
+            self._write(step=purge_step, session_log=start)
+        self._writer.flush()
 
     def write(self, event: Event) -> None:
-        for name, value in event.values.items():
-            self._writer.add_scalar(f"{event.kind}/{name}", value, event.env_step)
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        values = [
+            Summary.Value(tag=f"{event.kind}/{name}", simple_value=value)
+            for name, value in event.values.items()
+        ]
+        self._write(step=event.env_step, summary=Summary(value=values))
         self._writer.flush()
+
+    def write_gif(self, gif: bytes, env_step: int) -> None:
+        """Shows an animation under Images; may be called from any thread."""
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        width, height = (int.from_bytes(gif[i : i + 2], "little") for i in (6, 8))  # its header
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
+        value = Summary.Value(tag="evaluation/episode", image=image)
+        self._write(step=env_step, summary=Summary(value=[value]))
+        self._writer.flush()
+
+    def _write(self, **fields: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event as TensorBoardEvent
+
+        self._writer.write_event(TensorBoardEvent(wall_time=time.time(), **fields))
 
     def close(self) -> None:
         self._writer.close()
@@ -81,10 +143,10 @@ class TensorBoardLogger:
 class ConsoleLogger:
     """A live line on a terminal, a plain line per evaluation elsewhere."""
 
-    def __init__(self, total_steps: int, every_metric: bool = False) -> None:
+    def __init__(self, total_steps: int, first_step: int = 0, every_metric: bool = False) -> None:
         self._total = total_steps
         self._every_metric = every_metric
-        self._steps = 0
+        self._steps = first_step
         self._rate = 0.0
         self._bar: Any = None
         if sys.stdout.isatty():
@@ -95,7 +157,9 @@ class ConsoleLogger:
                 BarColumn(bar_width=10),
                 TextColumn("{task.fields[status]}"),
             )
-            self._task = self._bar.add_task("", total=total_steps, status="compiling")
+            self._task = self._bar.add_task(
+                "", total=total_steps, completed=first_step, status="compiling"
+            )
             self._bar.start()
 
     def tick(self, seconds_in_block: float, block_steps: int) -> None:

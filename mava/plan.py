@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
@@ -11,6 +11,19 @@ from mava.config import RunConfig, UserError
 
 DEBUG_UPDATES = 2
 DEBUG_EPISODES = 4
+
+
+class Schedule(NamedTuple):
+    """The length of a block, updates / evaluations, and the update and block it counts from.
+
+    Blocks are equal but for rounding. It outlives a change of the budget: a longer run has more
+    blocks, not longer ones, and the last is shorter if need be.
+    """
+
+    updates: int
+    evaluations: int
+    first_update: int = 0
+    first_block: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +36,7 @@ class Plan:
     steps_per_update: int  # environment steps, over all devices and replicas
     num_updates: int
     asked_steps: int | None  # the budget, before it was rounded up to whole updates
-    num_evaluations: int
+    schedule: Schedule
     num_episodes: int  # of an evaluation
     num_absolute_episodes: int  # of the last one; 0: none
 
@@ -31,16 +44,32 @@ class Plan:
     def total_steps(self) -> int:
         return self.num_updates * self.steps_per_update
 
-    def blocks(self) -> Iterator[int]:
-        """Yields the updates of each block: equal but for rounding."""
-        ends = [
-            self.num_updates * (i + 1) // self.num_evaluations for i in range(self.num_evaluations)
-        ]
-        yield from (end - start for start, end in zip([0, *ends], ends, strict=False))
+    @property
+    def num_evaluations(self) -> int:
+        updates, evaluations, first_update, first_block = self.schedule
+        return first_block - (first_update - self.num_updates) * evaluations // updates
+
+    def block_end(self, block: int) -> int:
+        """Returns the number of updates done after a block."""
+        updates, evaluations, first_update, first_block = self.schedule
+        end = first_update + updates * (block + 1 - first_block) // evaluations
+        return min(end, self.num_updates)
 
 
-def make_plan(run: RunConfig, steps_per_update: int, devices: list[jax.Device]) -> Plan:
-    """Returns the plan of a run; `steps_per_update` is that of one replica."""
+def make_plan(
+    run: RunConfig,
+    steps_per_update: int,
+    devices: list[jax.Device],
+    schedule: Schedule | None = None,
+) -> Plan:
+    """Returns the plan of a run; raises UserError.
+
+    Args:
+        run: what the user asked for.
+        steps_per_update: of one replica.
+        devices: those to use.
+        schedule: that of the run that is resumed.
+    """
     system, arch = run.system, run.arch
     replicas = 1 if arch.debug else system.update_batch_size
     steps_per_update *= len(devices) * replicas
@@ -54,27 +83,28 @@ def make_plan(run: RunConfig, steps_per_update: int, devices: list[jax.Device]) 
         num_updates = math.ceil(asked_steps / steps_per_update)
     if arch.debug:
         num_updates, num_evaluations, asked_steps = DEBUG_UPDATES, DEBUG_UPDATES, None
-    if num_updates < num_evaluations:
+    if schedule is None and num_updates < num_evaluations:
         raise UserError(
             f"{num_updates} updates of {steps_per_update:,} environment steps are fewer than "
             f"arch.num_evaluation={num_evaluations}: each evaluation needs an update before it."
         )
-    if run.logger.profile is not None and not 0 <= run.logger.profile < num_evaluations:
-        raise UserError(
-            f"logger.profile={run.logger.profile} must be a block from 0 to {num_evaluations - 1}."
-        )
+    schedule = schedule or Schedule(num_updates, num_evaluations)
     absolute = arch.num_absolute_metric_eval_episodes if arch.absolute_metric else 0
-    return Plan(
+    plan = Plan(
         devices=devices,
         num_replicas=replicas,
         num_envs=arch.num_envs,
         steps_per_update=steps_per_update,
         num_updates=num_updates,
         asked_steps=asked_steps,
-        num_evaluations=num_evaluations,
+        schedule=schedule,
         num_episodes=DEBUG_EPISODES if arch.debug else arch.num_eval_episodes,
         num_absolute_episodes=min(absolute, DEBUG_EPISODES) if arch.debug else absolute,
     )
+    if run.logger.profile is not None and not 0 <= run.logger.profile < plan.num_evaluations:
+        last = plan.num_evaluations - 1
+        raise UserError(f"logger.profile={run.logger.profile} must be a block from 0 to {last}.")
+    return plan
 
 
 def announce(config: RunConfig, plan: Plan, folder: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from mava.config import RunConfig, UserError
 from mava.evaluator import make_evaluate
 from mava.plan import Plan
-from mava.types import System
+from mava.types import MarlEnv, System
 from mava.utils.parallel import merge_metrics
 from mava.utils.varying import ALL, NONE, varying_axes
 from mava.wrappers.vector import VectorEnv
@@ -174,16 +174,11 @@ def compile_programs(
 
     The evaluation's turn comes when the block is compiled, while the first block runs.
     """
-    num_devices, num_replicas = len(plan.devices), plan.num_replicas
+    num_replicas = plan.num_replicas
     init, reset, update = trace_system(system, plan)
-    over_all = functools.partial(over_devices, plan.devices, config.arch.debug)
-
-    def submit(program: Any, *arguments: Any, runs_once: bool = False) -> Future:
-        if config.arch.debug:  # JAX looks for a NaN where it compiles by itself
-            return pool.submit(lambda: program)
-        options = cpu_compiler_options(runs_once) if plan.devices[0].platform == "cpu" else None
-        return pool.submit(program.lower(*arguments).compile, options)
-
+    debug = config.arch.debug
+    over_all = functools.partial(over_devices, plan.devices, debug)
+    compiler = functools.partial(make_compiler, debug=debug)
     key, count = jax.random.key(0), np.int32(1)
     keys = split_keys(key, plan)
     setup = over_all(
@@ -191,37 +186,75 @@ def compile_programs(
         in_axes=(None, 0),
         out_axes=(None, 0),
     )
-    setup_job = submit(setup, key, keys, runs_once=True)
+    setup_job = pool.submit(compiler(setup, key, keys, runs_once=True))
     block = over_all(
         make_block(update, num_replicas),
         in_axes=(None, 0, None),
         out_axes=(None, 0, None, None),
         donate_argnums=(1,),
     )
-    actor_states = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((*keys.shape, *x.shape), x.dtype), reset.shapes
-    )
-    block_job = submit(block, init.shapes, actor_states, count)
+    actor_state = actor_state_shapes(reset.shapes, plan)
+    block_job = pool.submit(compiler(block, init.shapes, actor_state, count))
 
-    copies = min(math.ceil(plan.num_episodes / num_devices), plan.num_envs * num_replicas)
-    evaluate = make_evaluate(
-        env.env,
-        system,
-        copies,
-        num_devices,
-        max(plan.num_episodes, plan.num_absolute_episodes),
-        config.arch.evaluation_greedy,
-    )
-
-    def compile_evaluate() -> Callable:
+    def evaluate() -> Callable:
         block_job.result()
-        program = over_all(evaluate, in_axes=(None, None, None, 0))
-        act_params = jax.eval_shape(system.act_params, init.shapes)
-        devices = np.arange(num_devices, dtype=np.int32)
-        return submit(program, act_params, key, count, devices).result()
+        return compile_evaluate(
+            env.env,
+            system,
+            jax.eval_shape(system.act_params, init.shapes),
+            plan.devices,
+            num_envs=plan.num_envs * num_replicas,
+            num_episodes=plan.num_episodes,
+            max_episodes=max(plan.num_episodes, plan.num_absolute_episodes),
+            greedy=config.arch.evaluation_greedy,
+            debug=debug,
+        )
 
-    evaluate_job = pool.submit(compile_evaluate)
-    return Programs(setup=setup_job, block=block_job, evaluate=evaluate_job)
+    return Programs(setup=setup_job, block=block_job, evaluate=pool.submit(evaluate))
+
+
+def compile_evaluate(
+    env: MarlEnv,
+    system: System,
+    act_params: Any,
+    devices: list[jax.Device],
+    *,
+    num_envs: int,
+    num_episodes: int,
+    max_episodes: int,
+    greedy: bool,
+    debug: bool = False,
+) -> Callable:
+    """Returns evaluate(act_params, key, num_episodes, device indices), see `Programs`.
+
+    Args:
+        env: one environment, with EpisodeMetrics.
+        system: whose policy plays.
+        act_params: what `system.act` needs, or its shapes.
+        devices: to play on.
+        num_envs: episodes at once on a device, at most.
+        num_episodes: as many as are played mostly.
+        max_episodes: as many as can be asked for.
+        greedy: passed to `system.act`.
+        debug: see `over_devices`.
+    """
+    copies = min(math.ceil(num_episodes / len(devices)), num_envs)
+    evaluate = make_evaluate(env, system, copies, len(devices), max_episodes, greedy)
+    program = over_devices(devices, debug, evaluate, in_axes=(None, None, None, 0))
+    indices = np.arange(len(devices), dtype=np.int32)
+    key, count = jax.random.key(0), np.int32(1)
+    return make_compiler(program, act_params, key, count, indices, debug=debug)()
+
+
+def make_compiler(
+    program: Any, *arguments: Any, debug: bool, runs_once: bool = False
+) -> Callable[[], Callable]:
+    """Lowers what `over_devices` made for arguments like these; returns what then compiles it."""
+    if debug:  # JAX looks for a NaN where it compiles by itself
+        return lambda: program
+    on_cpu = jax.local_devices()[0].platform == "cpu"
+    options = cpu_compiler_options(runs_once) if on_cpu else None
+    return functools.partial(program.lower(*arguments).compile, options)
 
 
 def cpu_compiler_options(runs_once: bool) -> dict[str, int]:
@@ -234,8 +267,18 @@ def cpu_compiler_options(runs_once: bool) -> dict[str, int]:
     return {} if level in os.environ.get("XLA_FLAGS", "") else {level: 0 if runs_once else 1}
 
 
-def split_keys(key: jax.Array, plan: Plan) -> jax.Array:
-    """Returns keys (D,) or, with more than one replica, (D, U)."""
+def stream_axes(plan: Plan) -> tuple[int, ...]:
+    """Returns the leading axes of all streams of experience: (D,) or, with replicas, (D, U)."""
     num_devices, num_replicas = len(plan.devices), plan.num_replicas
-    shape = (num_devices,) if num_replicas == 1 else (num_devices, num_replicas)
-    return jax.random.split(key, shape)
+    return (num_devices,) if num_replicas == 1 else (num_devices, num_replicas)
+
+
+def split_keys(key: jax.Array, plan: Plan) -> jax.Array:
+    """Returns a key for each stream of experience."""
+    return jax.random.split(key, stream_axes(plan))
+
+
+def actor_state_shapes(of_one: Any, plan: Plan) -> Any:
+    """Returns the shapes of all streams' ActorStates from those of one."""
+    axes = stream_axes(plan)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), of_one)

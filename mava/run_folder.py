@@ -1,6 +1,7 @@
 """One folder per run, with what is needed to know later what it was."""
 
 import json
+import os
 import platform
 import secrets
 import shutil
@@ -31,9 +32,9 @@ def create_run_folder(run: RunConfig) -> Path:
     )
     try:
         folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text(OmegaConf.to_yaml(run.composed, resolve=True))
         shutil.copy(run.system_file, folder)
-        (folder / "versions.json").write_text(json.dumps(_versions(run.system_file), indent=2))
+        write_config(run, folder)
+        (folder / "versions.json").write_text(json.dumps(versions(run.system_file), indent=2))
     except OSError as error:
         raise UserError(
             f"logger.base_exp_path={run.logger.base_exp_path}: can't write {folder}: "
@@ -42,7 +43,14 @@ def create_run_folder(run: RunConfig) -> Path:
     return folder
 
 
-def _versions(system_file: Path) -> dict[str, object]:
+def write_config(run: RunConfig, folder: Path) -> None:
+    """Writes config.yaml, or replaces it as a whole."""
+    temporary = folder / "config.yaml.tmp"
+    temporary.write_text(OmegaConf.to_yaml(run.composed, resolve=True))
+    os.replace(temporary, folder / "config.yaml")
+
+
+def versions(system_file: Path) -> dict[str, object]:
     """Returns the Python version, the git commits of the library and system file, all packages."""
     packages = {dist.name: dist.version for dist in metadata.distributions()}
     return {

@@ -1,8 +1,10 @@
 """What every environment wrapper forwards."""
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from mava.types import MarlEnv, Observation, TimeStep
 
@@ -25,3 +27,9 @@ class Wrapper:
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
         return self.env.step(state, action)
+
+    @property
+    def draw(self) -> Callable[[Sequence[Any]], Iterator[np.ndarray]]:
+        """Draws states of this wrapper; it is there only if the wrapped environment has it."""
+        env: Any = self.env
+        return env.draw

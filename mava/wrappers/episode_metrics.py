@@ -1,9 +1,11 @@
 """Return and length of the running episode."""
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.struct import PyTreeNode
 
 from mava.types import TimeStep
@@ -31,6 +33,11 @@ class EpisodeMetrics(Wrapper):
         env_state, timestep = self.env.step(state.env_state, action)
         episode_return = state.episode_return + jnp.mean(timestep.reward)
         return self._add(env_state, episode_return, state.episode_length + 1, timestep)
+
+    @property
+    def draw(self) -> Callable[[Sequence[Any]], Iterator[np.ndarray]]:
+        draw = super().draw
+        return lambda states: draw([state.env_state for state in states])
 
     def _add(
         self, env_state: Any, episode_return: jax.Array, length: jax.Array, timestep: TimeStep

@@ -1,9 +1,11 @@
 """Jumanji's multi-agent environments (Bonnet et al. 2024, arXiv:2306.09884)."""
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jumanji.environments.routing.lbf import LevelBasedForaging
 from jumanji.environments.routing.lbf.generator import RandomGenerator as ForagingGenerator
 from jumanji.environments.routing.robot_warehouse import RobotWarehouse
@@ -13,6 +15,8 @@ from jumanji.environments.routing.robot_warehouse.generator import (
 from jumanji.environments.routing.robot_warehouse.utils import is_collision
 
 from mava.types import FIRST, LAST, MID, Observation, TimeStep, array_spec
+
+FIGURE_SIZE = (5.0, 5.0)  # inches of 100 pixels; Jumanji's 10 take five times as long to draw
 
 
 class RobotWarehouseEnv:
@@ -57,6 +61,15 @@ class RobotWarehouseEnv:
             discount=jnp.full(self.num_agents, discount, jnp.float32),
             observation=_observation(timestep.observation, self.num_agents),
             extras={},
+        )
+
+    def draw(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
+        """Yields an image (height, width, 3), uint8, of each state."""
+        from jumanji.environments.routing.robot_warehouse.viewer import RobotWarehouseViewer
+
+        env = self._env
+        return _draw(
+            RobotWarehouseViewer(env.grid_size, env.goals, render_mode="rgb_array"), states
         )
 
 
@@ -106,6 +119,13 @@ class LevelBasedForagingEnv:
             extras=self._extras(timestep),
         )
 
+    def draw(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
+        """Yields an image (height, width, 3), uint8, of each state."""
+        from jumanji.environments.routing.lbf.viewer import LevelBasedForagingViewer
+
+        viewer = LevelBasedForagingViewer(self._env.grid_size, render_mode="rgb_array")
+        return _draw(viewer, states)
+
     @staticmethod
     def _extras(timestep: Any) -> dict[str, Any]:
         percent_eaten = jnp.asarray(timestep.extras["percent_eaten"], jnp.float32)
@@ -129,6 +149,16 @@ def _observation(observation: Any, num_agents: int) -> Observation:
         agent_mask=jnp.ones(num_agents, bool),
         step_count=jnp.asarray(observation.step_count, jnp.int32),
     )
+
+
+def _draw(viewer: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
+    """Yields what one of Jumanji's viewers shows."""
+    viewer.figure_size = FIGURE_SIZE
+    try:
+        for state in states:
+            yield np.array(viewer.render(state)[..., :3])
+    finally:
+        viewer.close()
 
 
 def _first(observation: Any, num_agents: int, extras: dict[str, Any]) -> TimeStep:

@@ -1,0 +1,89 @@
+"""A trained policy, from the folder of its run, for the commands that evaluate and render it."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mava import experiment
+from mava.checkpoints import fill, first_misfit, read_checkpoint
+from mava.config import RunConfig, UserError
+from mava.devices import use_compilation_cache
+from mava.stored_run import load_run
+from mava.training import run_keys
+from mava.types import MarlEnv, System
+
+Options = TypeVar("Options")
+
+
+class Policy(NamedTuple):
+    """A policy and what it plays in."""
+
+    config: RunConfig
+    env: MarlEnv  # one environment, wrapped as in training
+    system: System
+    act_params: Any
+    env_step: int  # of training, when the checkpoint was saved
+    key: jax.Array  # of the run's absolute metric
+
+
+def load_policy(folder: Path, checkpoint: str, overrides: list[str]) -> Policy:
+    """Returns the policy of a run; raises UserError.
+
+    Args:
+        folder: of the run.
+        checkpoint: "best", "last", or a number of environment steps.
+        overrides: changes of the stored config, such as of the environment.
+    """
+    module, config = load_run(folder, overrides)
+    use_compilation_cache(config.arch.compilation_cache)
+    stored = read_checkpoint(folder, checkpoint)
+    with experiment.no_garbage_collection():
+        env = experiment.make_vector_env(config)
+        system = experiment.make_system(module, env, config, config.system)
+        experiment.check_network(system, env)
+        learner_state = jax.jit(system.init)(jax.random.key(0))
+    name, params = "learner_state", learner_state
+    if checkpoint == "best":
+        name, params = "best_params", system.act_params(learner_state)
+    misfit = first_misfit(stored, {name: params})
+    if misfit:
+        raise UserError(f"The policy of {folder} does not fit: {misfit}.")
+    params = jax.device_get(fill(stored, {name: params})[name])  # to be placed as a program wants it
+    key = run_keys(config.system.seed).evaluation
+    return Policy(
+        config=config,
+        env=env.env,
+        system=system,
+        act_params=params if checkpoint == "best" else system.act_params(params),
+        env_step=stored.progress.env_step,
+        key=jax.random.fold_in(key, stored.about["num_evaluations"]),
+    )
+
+
+def parse_options(
+    options_class: type[Options], arguments: list[str], usage: str
+) -> tuple[Options, list[str]]:
+    """Returns the options among arguments like "name=value", and the others.
+
+    Prints the usage and exits where it is asked for; raises UserError.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(usage)
+        sys.exit(0)
+    names = {field.name for field in dataclasses.fields(options_class)}  # type: ignore[arg-type]
+    own = [x for x in arguments if x.partition("=")[0] in names]
+    others = [x for x in arguments if x not in own]
+    for text in others:
+        key = text.partition("=")[0]
+        if "=" not in text or ("." not in key and key != "env/scenario"):
+            raise UserError(f"{text}: unknown. The options are {', '.join(names)}.\n\n{usage}")
+    try:
+        options = OmegaConf.merge(OmegaConf.structured(options_class), OmegaConf.from_dotlist(own))
+        return OmegaConf.to_object(options), others  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise UserError(f"{str(error).splitlines()[0]}\n\n{usage}") from error
