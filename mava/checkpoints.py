@@ -137,11 +137,9 @@ class Checkpoints:
             write(self._folder / name, arrays, about)
             self._delete_old()
         except Exception as error:
-            reason = str(error).strip().splitlines()
             raise UserError(
                 f"Can't save a checkpoint at {about['progress']['env_step']:,} environment steps "
-                f"in {self._folder}: {reason[0] if reason else type(error).__name__}. "
-                "The checkpoints before it are complete."
+                f"in {self._folder}: {_reason(error)}. The checkpoints before it are complete."
             ) from error
 
     def _delete_old(self) -> None:
@@ -166,8 +164,22 @@ def _import_orbax() -> None:
     """Takes half a second; done while the programs compile."""
     import orbax.checkpoint  # noqa: F401
 
-    # Its threads log a traceback of what fails in them; here it is raised, as one sentence.
+    # What fails in its threads is raised here, as one sentence; they also log it with a traceback,
+    # and the arrays after the first that can't be written find the event loop closed.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
+    hook = sys.unraisablehook
+
+    def less_noise(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            hook(unraisable)
+
+    sys.unraisablehook = less_noise
+
+
+def _reason(error: Exception) -> str:
+    """Returns the end of what tensorstore says, after all the paths."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rsplit('": ', 1)[-1].rstrip(".")
 
 
 def _delete(folder: Path) -> None:
@@ -303,10 +315,9 @@ def read_newest(folder: Path) -> Stored | None:
         except UserError:
             raise
         except Exception as error:
-            reason = str(error).strip().splitlines()
             print(
                 f"The checkpoint {path} is damaged, so the one before it is used: "
-                f"{reason[0] if reason else type(error).__name__}",
+                f"{_reason(error)}.",
                 file=sys.stderr,
             )
     if found:
@@ -334,7 +345,9 @@ def read_checkpoint(run_folder: Path, which: str) -> Stored:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"The checkpoint {steps[int(which)]} is damaged: {error}") from error
+        raise UserError(
+            f"The checkpoint {steps[int(which)]} is damaged: {_reason(error)}."
+        ) from error
 
 
 def first_misfit(stored: Stored, trees: dict[str, Any]) -> str | None:

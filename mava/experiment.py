@@ -22,8 +22,15 @@ from mava.devices import choose_devices, use_compilation_cache
 from mava.logger import ConsoleLogger, JsonLogger, Logger, TensorBoardLogger, read_record
 from mava.plan import Plan, announce, make_plan
 from mava.programs import compile_programs
-from mava.render import Renderer
-from mava.resume import Misfit, about_run, announce_resumed, check_fits, plan_rest
+from mava.render import Renderer, check_drawable
+from mava.resume import (
+    Misfit,
+    about_run,
+    announce_resumed,
+    check_fits,
+    check_overrides,
+    plan_rest,
+)
 from mava.run_folder import create_run_folder, write_config
 from mava.signals import Stopped, StopSignals
 from mava.stored_run import find_system_file, load_run
@@ -86,6 +93,7 @@ def resume(folder: Path, system_name: str, overrides: list[str]) -> float:
     if file.stem != system_name:
         raise UserError(f"{folder} holds a run of {file.stem}, not of {system_name}.")
     module, config = load_run(folder, overrides)
+    check_overrides(overrides, config)
     try:
         return run(module, config, folder)
     except Misfit as error:
@@ -184,6 +192,8 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
     resumed = read_newest(folder / "checkpoints") if folder else None
     with no_garbage_collection():
         env, system, plan = build(module, config, resumed)
+    if config.logger.render_every is not None:
+        check_drawable(env.env)
     pretrained = None if resumed else read_pretrained(config, system)
     if folder is not None and resumed is not None:
         record = read_record(folder / "metrics.json")

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -137,7 +138,8 @@ class TensorBoardLogger:
         self._writer.write_event(TensorBoardEvent(wall_time=time.time(), **fields))
 
     def close(self) -> None:
-        self._writer.close()
+        with suppress(OSError):  # of a full disk `write` has told
+            self._writer.close()
 
 
 class ConsoleLogger:

@@ -53,7 +53,9 @@ def load_policy(folder: Path, checkpoint: str, overrides: list[str]) -> Policy:
     misfit = first_misfit(stored, {name: params})
     if misfit:
         raise UserError(f"The policy of {folder} does not fit: {misfit}.")
-    params = jax.device_get(fill(stored, {name: params})[name])  # to be placed as a program wants it
+    params = jax.device_get(
+        fill(stored, {name: params})[name]
+    )  # to be placed as a program wants it
     key = run_keys(config.system.seed).evaluation
     return Policy(
         config=config,
@@ -75,15 +77,23 @@ def parse_options(
     if {"-h", "--help"} & set(arguments):
         print(usage)
         sys.exit(0)
-    names = {field.name for field in dataclasses.fields(options_class)}  # type: ignore[arg-type]
+    names = [field.name for field in dataclasses.fields(options_class)]  # type: ignore[arg-type]
     own = [x for x in arguments if x.partition("=")[0] in names]
     others = [x for x in arguments if x not in own]
     for text in others:
         key = text.partition("=")[0]
         if "=" not in text or ("." not in key and key != "env/scenario"):
             raise UserError(f"{text}: unknown. The options are {', '.join(names)}.\n\n{usage}")
+    given = {name: None if value == "null" else value for name, _, value in map(_parts, own)}
+    if not given.get("run"):
+        raise UserError(f"run=<folder of a run> is missing.\n\n{usage}")
     try:
-        options = OmegaConf.merge(OmegaConf.structured(options_class), OmegaConf.from_dotlist(own))
-        return OmegaConf.to_object(options), others  # type: ignore[return-value]
+        options: Any = OmegaConf.merge(OmegaConf.structured(options_class), given)
+        typed: Any = OmegaConf.to_object(options)
+        return typed, others
     except OmegaConfBaseException as error:
         raise UserError(f"{str(error).splitlines()[0]}\n\n{usage}") from error
+
+
+def _parts(text: str) -> tuple[str, str, str]:
+    return text.partition("=")

@@ -103,23 +103,40 @@ def with_pauses(episodes: Iterable[Iterable[np.ndarray]], fps: float) -> Iterato
 
 
 def write(path: Path, images: Iterable[np.ndarray], fps: float) -> None:
-    """Writes a .gif or .mp4 file image by image; it appears when it is complete."""
-    import imageio.v2 as iio
+    """Writes a .gif or .mp4 file image by image; it appears when it is complete.
 
-    options: dict[str, Any] = (
-        {"duration": 1000 / fps, "loop": 0}
-        if path.suffix == ".gif"
-        else {"fps": fps, "macro_block_size": 2}
-    )
+    Raises ImportError if PyAV, which an .mp4 needs, is not installed.
+    """
     unfinished = path.with_name(f".unfinished_{path.name}")
     try:
-        writer: Any = iio.get_writer(unfinished, mode="I", **options)
-        with writer:
-            for image in images:
-                writer.append_data(image)
+        if path.suffix == ".gif":
+            _write_gif(unfinished, images, fps)
+        else:
+            _write_mp4(unfinished, images, fps)
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _write_gif(path: Path, images: Iterable[np.ndarray], fps: float) -> None:
+    import imageio.v2 as iio
+
+    writer: Any = iio.get_writer(path, mode="I", duration=1000 / fps, loop=0)
+    with writer:
+        for image in images:
+            writer.append_data(image)
+
+
+def _write_mp4(path: Path, images: Iterable[np.ndarray], fps: float) -> None:
+    """With PyAV, inside this process: imageio's other way forks, which JAX's threads forbid."""
+    import imageio.v3 as iio
+
+    file: Any = iio.imopen(path, "w", plugin="pyav")
+    with file:
+        file.init_video_stream("libx264", fps=fps)
+        for image in images:
+            height, width = (size // 2 * 2 for size in image.shape[:2])  # the codec asks for even
+            file.write_frame(image[:height, :width])
 
 
 class _GivenUp(Exception):  # noqa: N818  no error
@@ -140,7 +157,7 @@ class Renderer:
         tensorboard: TensorBoardLogger | None,
     ) -> None:
         """Args:
-        env: one environment, with EpisodeMetrics.
+        env: one environment, with EpisodeMetrics; see `check_drawable`.
         system: whose policy is shown.
         greedy: passed to `system.act`.
         key: of the evaluations.
@@ -148,7 +165,6 @@ class Renderer:
         folder: gets step_<environment steps>.gif.
         tensorboard: shows them as well, if given.
         """
-        check_drawable(env)
         self._env = env
         self._play = jax.jit(make_play(env, system, greedy))
         self._key = key

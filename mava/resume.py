@@ -1,5 +1,6 @@
 """Going on from a checkpoint: what has to be as it was, and how much is left to do."""
 
+import re
 import sys
 from typing import Any
 
@@ -14,9 +15,30 @@ from mava.programs import actor_state_shapes
 from mava.run_folder import versions
 from mava.types import System
 
+FIXED = {
+    "arch.debug": "a run to debug is short",
+    "arch.num_evaluation": "blocks stay as long as they were",
+    "env/scenario": "a run has one task",
+    "logger.base_exp_path": "a run has one folder",
+    "logger.checkpointing.load_args": "only a new run starts from other parameters",
+    "logger.checkpointing.load_model": "only a new run starts from other parameters",
+    "logger.system_name": "a run has one folder",
+    "system.seed": "a run has one seed",
+}
+
 
 class Misfit(UserError):  # noqa: N818
     """Options with which the checkpoint can't be used."""
+
+
+def check_overrides(overrides: list[str], run: RunConfig) -> None:
+    """Raises UserError if one would make another run of it, or none would be read."""
+    for text in overrides:
+        for name, reason in FIXED.items():
+            if re.match(rf"\+*{re.escape(name)}\b", text):
+                raise UserError(f"{text}: can't be changed in a run that goes on: {reason}.")
+        if text.startswith("system.num_updates=") and run.system.total_timesteps is not None:
+            raise UserError(f"{text}: the run has a budget in system.total_timesteps; change that.")
 
 
 def plan_rest(run: RunConfig, steps_per_update: int, stored: Stored) -> Plan:

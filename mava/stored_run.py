@@ -1,5 +1,6 @@
 """What a run folder knows of its run: the system file and the config, with changes to it."""
 
+import hashlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,7 +38,8 @@ def load_run(folder: Path, overrides: list[str]) -> tuple[ModuleType, RunConfig]
     Raises UserError.
     """
     file = find_system_file(folder).resolve()
-    module = configuration.load_system(str(file), f"{file.stem}@{folder.resolve().name}")
+    path_hash = hashlib.sha256(str(file).encode()).hexdigest()[:8]  # many runs have one stem
+    module = configuration.load_system(str(file), f"{file.stem}@{path_hash}")
     stored: Any = OmegaConf.load(folder / "config.yaml")
     try:
         cfg: Any = OmegaConf.create(

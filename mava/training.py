@@ -114,8 +114,8 @@ class Training:
         learner_state, actor_state = self.programs.setup.result()(self.keys.init, keys)
         progress = Progress()
         if pretrained is not None:
-            (state,) = fill(pretrained, params_of(learner_state)).values()
-            learner_state = learner_state.replace(params=state["params"])
+            (params,) = fill(pretrained, params_of(learner_state)).values()
+            learner_state = learner_state.replace(params=params)
         best_params = self.system.act_params(learner_state)
         self.snapshot = Snapshot(learner_state, actor_state, best_params, progress)
         if resumed is not None:
@@ -254,7 +254,7 @@ def read_pretrained(config: RunConfig, system: System) -> Stored | None:
 
 def params_of(learner_state: Any) -> dict[str, Any]:
     """Returns what a run that starts from another's parameters takes from it."""
-    return {"learner_state": {"params": learner_state.params}}
+    return {"learner_state/params": learner_state.params}
 
 
 def diverged(metrics: Metrics, update: int, plan: Plan) -> TrainingError:

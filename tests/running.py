@@ -64,3 +64,12 @@ def read_metrics(results: Path) -> dict[str, Any]:
     for _ in range(4):  # environment, task, system, seed
         (record,) = record.values()
     return record
+
+
+def without_times(record: dict[str, Any]) -> dict[str, Any]:
+    """The record, less what depends on the clock."""
+    times = ("elapsed_time", "steps_per_second")
+    return {
+        step: {name: value for name, value in values.items() if name not in times}
+        for step, values in record.items()
+    }

@@ -15,18 +15,17 @@ import pytest
 from mava import experiment, signals
 from mava.plan import make_plan
 from mava.programs import compile_programs, split_keys
-from tests.running import TINY, make_run, read_metrics, run_folder, system_module, train
+from tests.running import (
+    TINY,
+    make_run,
+    read_metrics,
+    run_folder,
+    system_module,
+    train,
+    without_times,
+)
 
 QUIET = (*TINY, "logger.use_console=false", "logger.use_tb=false")
-
-
-def without_times(record):
-    """The record, less what depends on the clock."""
-    times = ("elapsed_time", "steps_per_second")
-    return {
-        step: {name: value for name, value in values.items() if name not in times}
-        for step, values in record.items()
-    }
 
 
 def test_json_loads_by_the_rules_of_marl_eval(tmp_path):

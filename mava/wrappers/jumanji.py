@@ -155,6 +155,7 @@ def _draw(viewer: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
     """Yields what one of Jumanji's viewers shows."""
     viewer.figure_size = FIGURE_SIZE
     try:
+        viewer.render(states[0])  # matplotlib lays the first image out in another way
         for state in states:
             yield np.array(viewer.render(state)[..., :3])
     finally:

@@ -12,6 +12,7 @@ from mava.types import LAST
 from mava.wrappers.episode_metrics import EpisodeMetrics
 from mava.wrappers.jumanji import LevelBasedForagingEnv, RobotWarehouseEnv
 from mava.wrappers.observation import AgentIds, GlobalState
+from tests.environments import RightAction
 
 CONFIGS = Path(mava.__file__).parent / "configs" / "env"
 SCENARIOS = sorted(file.stem for file in (CONFIGS / "scenario").glob("*.yaml"))
@@ -149,3 +150,20 @@ def test_refuses_what_the_suite_refuses():
     cfg.scenario.task_config.num_food = 40
     with pytest.raises(UserError, match="LevelBasedForagingEnv refuses"):
         make_env(cfg)
+
+
+@pytest.mark.parametrize("scenario", ["tiny-2ag", "2s-8x8-2p-2f-coop"])
+def test_states_are_drawn(scenario):
+    """Through all wrappers, in colours, and differently where something moved."""
+    env = EpisodeMetrics(AgentIds(GlobalState(env_of(scenario))))
+    states = [jax.jit(env.reset)(jax.random.key(seed))[0] for seed in (0, 0, 1)]
+    first, same, other = env.draw(states)
+    assert first.shape == (500, 500, 3)
+    assert first.dtype == np.uint8
+    assert len(np.unique(first.reshape(-1, 3), axis=0)) > 5
+    np.testing.assert_array_equal(first, same)
+    assert np.any(first != other)
+
+
+def test_what_does_not_draw_has_no_draw():
+    assert not hasattr(EpisodeMetrics(AgentIds(RightAction())), "draw")

@@ -1,0 +1,87 @@
+"""Processes that are killed at any moment: nothing half-written is found afterwards."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mava import experiment
+from tests.running import SYSTEMS, TINY, read_metrics, run_folder, train, without_times
+
+SYSTEM = SYSTEMS / "ff_ippo.py"
+
+
+def options(num_evaluations):
+    """A run of tiny evaluations, each after 20 tiny updates."""
+    counts = (
+        f"system.num_updates={20 * num_evaluations}",
+        f"arch.num_evaluation={num_evaluations}",
+    )
+    return (*TINY, "env=lbf", "logger.use_tb=false", *counts)
+
+
+def run(*arguments, cwd, kill_after=None, after_line="Compiling"):
+    """Runs the system in a process; kills it some seconds after it printed a line.
+
+    Returns its exit code, its output and its errors.
+    """
+    process = subprocess.Popen(
+        [sys.executable, str(SYSTEM), *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    lines = []
+    if kill_after is not None:
+        for line in process.stdout:
+            lines.append(line)
+            if after_line in line:
+                break
+        time.sleep(kill_after)
+        process.send_signal(signal.SIGKILL)
+    output, errors = process.communicate(timeout=600)
+    return process.returncode, "".join(lines) + output, errors
+
+
+def same_record(first, second):
+    return without_times(read_metrics(first)) == without_times(read_metrics(second))
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    killed.mkdir()
+    train("ff_ippo", *options(30), "logger.use_console=false", f"logger.base_exp_path={straight}")
+    code, _, _ = run(*options(30), cwd=killed, kill_after=0.3, after_line="First block trained")
+    assert code == -signal.SIGKILL
+    assert len(read_metrics(killed)) < 31  # valid JSON, not all of it
+    experiment.resume(run_folder(killed), "ff_ippo", ["logger.use_console=false"])
+    assert same_record(straight, killed)
+
+
+@pytest.mark.slow
+def test_a_run_killed_twenty_times_goes_on(tmp_path):
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    straight.mkdir()
+    killed.mkdir()
+    code, _, errors = run(*options(300), cwd=straight)
+    assert code == 0, errors
+    choose = random.Random(0)
+    kills, resumed_at = 0, []
+    arguments = options(300)
+    while kills < 20:
+        code, output, errors = run(*arguments, cwd=killed, kill_after=choose.uniform(0, 3.5))
+        assert code in (-signal.SIGKILL, 0), errors
+        kills += code != 0
+        arguments = (f"resume={run_folder(killed)}",)
+        resumed_at += [line for line in output.splitlines() if line.startswith("Going on after")]
+        if code == 0:
+            break
+    print(f"{kills} kills", *resumed_at, sep="\n")
+    code, _, errors = run(*arguments, cwd=killed)
+    assert code == 0, errors
+    assert same_record(straight, killed)
+    assert kills == 20, "the run was over before: make it longer"
