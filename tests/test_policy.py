@@ -75,7 +75,7 @@ def test_devices_and_copies_do_not_matter(with_wins, tmp_path):
 
 
 def test_checkpoints_and_greedy_actions(tmp_path, monkeypatch):
-    """Action 1 pays; it is a little likelier after the first block, less likely after the second."""
+    """Action 1 pays; after the first block it is likelier than 0, after the second less likely."""
     module = system_module("ff_ippo")
     learn = module.learn
 

@@ -155,7 +155,8 @@ def _draw(viewer: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
     """Yields what one of Jumanji's viewers shows."""
     viewer.figure_size = FIGURE_SIZE
     try:
-        viewer.render(states[0])  # matplotlib lays the first image out in another way
+        for _ in range(2):  # until matplotlib's layout has settled
+            viewer.render(states[0])
         for state in states:
             yield np.array(viewer.render(state)[..., :3])
     finally:
