@@ -1,0 +1,377 @@
+"""Independent PPO with feed-forward networks (de Witt et al. 2020, arXiv:2011.09533).
+
+Each agent learns from its own view with PPO (Schulman et al. 2017, arXiv:1707.06347); all share
+one actor and one critic. Run it with `python mava/systems/ff_ippo.py env=rware`; to change the
+algorithm, copy this file and run the copy.
+
+Axis letters: T rollout steps, E environments, N agents, O observation features, A actions,
+B minibatch samples.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax.struct import PyTreeNode
+
+from mava import experiment
+from mava.networks import CategoricalHead, FeedForwardActor, FeedForwardCritic, ValueHead
+from mava.ops.gae import gae
+from mava.ops.map_where import map_where
+from mava.types import Experience, Metrics, Observation, System
+from mava.utils.parallel import pmean, reduce_metrics
+from mava.wrappers.vector import VectorEnv
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    seed: int = 42
+    total_timesteps: int | float | None = None  # environment steps in all; overrides num_updates
+    num_updates: int = 1000  # rollouts followed by learning
+    update_batch_size: int = 1  # replicas per device, each with environments of its own
+    rollout_length: int = 128  # T
+    ppo_epochs: int = 4  # passes over a rollout
+    num_minibatches: int = 2  # per epoch; must divide T * E
+    actor_lr: float = 1e-3  # of Adam, > 0
+    critic_lr: float = 1e-3
+    decay_learning_rates: bool = False  # linearly to 0 at the end of training
+    gamma: float = 0.99  # discount factor, [0, 1]
+    gae_lambda: float = 0.95  # [0, 1]
+    clip_eps: float = 0.2  # epsilon of the clipped objective (eq. 7), > 0
+    ent_coef: float = 0.01  # c2 (eq. 9)
+    vf_coef: float = 0.5  # c1 (eq. 9)
+    max_grad_norm: float = 0.5  # of actor and critic each, > 0
+    add_agent_id: bool = True  # append a one-hot agent id to each view
+
+    def __post_init__(self) -> None:
+        for name in ("num_updates", "update_batch_size", "rollout_length", "ppo_epochs",
+                     "num_minibatches"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        for name in ("actor_lr", "critic_lr", "clip_eps", "max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0.")
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 1.")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed} must be between 0 and 2**32 - 1.")
+        for name in ("ent_coef", "vf_coef"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative.")
+
+
+class Params(NamedTuple):
+    actor: Any
+    critic: Any
+
+
+class OptimStates(NamedTuple):
+    actor: optax.OptState
+    critic: optax.OptState
+
+
+class LearnerState(PyTreeNode, kw_only=True):
+    params: Params
+    optim_states: OptimStates
+
+
+class ActorState(PyTreeNode, kw_only=True):
+    key: jax.Array
+    env_state: Any  # (E, ...)
+    observation: Observation  # (E, ...)
+
+
+class Transition(PyTreeNode, kw_only=True):
+    observation: Observation
+    action: jax.Array  # (N,), int32
+    log_prob: jax.Array  # (N,)
+    reward: jax.Array  # (N,)
+    discount: jax.Array  # (N,): 0 = terminated
+    last: jax.Array  # (), bool: terminated or truncated
+    next_observation: Observation  # the true successor, also where the episode was over
+    extras: dict[str, Any]
+
+
+class Sample(PyTreeNode, kw_only=True):
+    observation: Observation
+    action: jax.Array  # (N,), int32
+    log_prob: jax.Array  # (N,)
+    value: jax.Array  # (N,)
+    advantage: jax.Array  # (N,), normalised
+    target: jax.Array  # (N,)
+    weight: jax.Array  # (N,): 0 for an agent out of the game, 1 on average
+
+
+class Algorithm(NamedTuple):
+    """The fixed parts that every function below works with."""
+
+    config: Config
+    env: VectorEnv
+    actor: Any  # FeedForwardActor
+    critic: Any  # FeedForwardCritic
+    actor_optim: optax.GradientTransformation
+    critic_optim: optax.GradientTransformation
+
+
+def values(algo: Algorithm, critic_params: Any, observation: Observation) -> jax.Array:
+    """Returns V of every agent, (..., N), each from its own view."""
+    return algo.critic.apply(critic_params, observation.agents_view)[..., 0]
+
+
+def rollout(
+    algo: Algorithm, params: Params, actor_state: ActorState
+) -> tuple[ActorState, Transition]:
+    """Returns the advanced actor state and a trajectory (T, E, ...)."""
+    key, steps_key = jax.random.split(actor_state.key)
+
+    def step(carry: tuple[Any, Observation], keys: jax.Array) -> tuple[Any, Transition]:
+        env_state, observation = carry
+        action_key, env_key = keys
+        policy = algo.actor.apply(params.actor, observation)
+        action = policy.sample(action_key)
+        env_state, timestep = algo.env.step(env_state, action, env_key)
+        extras = dict(timestep.extras)
+        transition = Transition(
+            observation=observation,
+            action=action,
+            log_prob=policy.log_prob(action),
+            reward=timestep.reward,
+            discount=timestep.discount,
+            last=timestep.last(),
+            next_observation=extras.pop("next_observation"),
+            extras=extras,
+        )
+        return (env_state, timestep.observation), transition
+
+    (env_state, observation), trajectory = jax.lax.scan(
+        step,
+        (actor_state.env_state, actor_state.observation),
+        jax.random.split(steps_key, (algo.config.rollout_length, 2)),
+    )
+    return ActorState(key=key, env_state=env_state, observation=observation), trajectory
+
+
+def make_samples(
+    algo: Algorithm, params: Params, trajectory: Transition, final_observation: Observation
+) -> Sample:
+    """Returns what PPO learns from, (T * E, ...), advantages normalised over all samples."""
+    flatten = partial(jax.tree.map, lambda x: x.reshape(-1, *x.shape[2:]))
+    value = values(algo, params.critic, trajectory.observation)  # (T, E, N)
+
+    # The successor's value is the next step's, but where an episode was cut by the time limit.
+    final_value = values(algo, params.critic, final_observation)  # (E, N)
+    next_value = jnp.concatenate([value[1:], final_value[None]])
+    truncated = trajectory.last & jnp.any(trajectory.discount > 0, axis=-1)  # (T, E)
+    next_value = map_where(
+        partial(values, algo, params.critic),
+        truncated.reshape(-1),
+        flatten(trajectory.next_observation),
+        flatten(next_value),
+        chunk_size=algo.env.num_envs,
+    ).reshape(value.shape)
+
+    advantage, target = gae(
+        trajectory.reward,
+        trajectory.discount,
+        trajectory.last,
+        value,
+        next_value,
+        algo.config.gamma,
+        algo.config.gae_lambda,
+    )
+    in_game = trajectory.observation.agent_mask.astype(value.dtype)  # (T, E, N)
+    weight = in_game / pmean(jnp.mean(in_game))
+    mean = pmean(jnp.mean(weight * advantage))
+    variance = pmean(jnp.mean(weight * (advantage - mean) ** 2))
+    sample = Sample(
+        observation=trajectory.observation,
+        action=trajectory.action,
+        log_prob=trajectory.log_prob,
+        value=value,
+        advantage=(advantage - mean) / (jnp.sqrt(variance) + 1e-8),
+        target=target,
+        weight=weight,
+    )
+    return flatten(sample)
+
+
+def actor_loss(
+    actor_params: Any, algo: Algorithm, sample: Sample
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Returns the negated clipped objective (eq. 7) and entropy bonus (eq. 9), and metrics."""
+    policy = algo.actor.apply(actor_params, sample.observation)
+    log_ratio = policy.log_prob(sample.action) - sample.log_prob  # (B, N)
+    ratio = jnp.exp(log_ratio)
+    clip_eps = algo.config.clip_eps
+    clipped_ratio = jnp.clip(ratio, 1 - clip_eps, 1 + clip_eps)
+    objective = jnp.minimum(ratio * sample.advantage, clipped_ratio * sample.advantage)
+    entropy = jnp.mean(sample.weight * policy.entropy())
+    loss = -jnp.mean(sample.weight * objective) - algo.config.ent_coef * entropy
+    metrics = {
+        "actor_loss": loss,
+        "entropy": entropy,
+        "approx_kl": jnp.mean(sample.weight * (ratio - 1 - log_ratio)),
+        "clip_fraction": jnp.mean(sample.weight * (jnp.abs(ratio - 1) > clip_eps)),
+    }
+    return loss, metrics
+
+
+def critic_loss(critic_params: Any, algo: Algorithm, sample: Sample) -> jax.Array:
+    """Returns half the squared error to the targets, times vf_coef. A value that moves by more than
+    clip_eps gains nothing by it (as in PPO's reference code; not in the paper).
+    """
+    value = values(algo, critic_params, sample.observation)  # (B, N)
+    clip_eps = algo.config.clip_eps
+    clipped_value = sample.value + jnp.clip(value - sample.value, -clip_eps, clip_eps)
+    errors = jnp.maximum((value - sample.target) ** 2, (clipped_value - sample.target) ** 2)
+    return algo.config.vf_coef * 0.5 * jnp.mean(sample.weight * errors)
+
+
+def learn(
+    algo: Algorithm, learner_state: LearnerState, samples: Sample, key: jax.Array
+) -> tuple[LearnerState, dict[str, jax.Array]]:
+    """Returns the state after all epochs and the metrics of each minibatch, (epochs * M,)."""
+    config = algo.config
+    num_samples = config.rollout_length * algo.env.num_envs
+    # One sort per epoch shuffles as well as jax.random.permutation, which sorts twice.
+    order = jnp.argsort(jax.random.bits(key, (config.ppo_epochs, num_samples)), axis=-1)
+
+    def learn_minibatch(
+        state: LearnerState, rows: jax.Array
+    ) -> tuple[LearnerState, dict[str, jax.Array]]:
+        minibatch = jax.tree.map(lambda x: x[rows], samples)
+        (_, metrics), actor_grads = jax.value_and_grad(actor_loss, has_aux=True)(
+            state.params.actor, algo, minibatch
+        )
+        value_loss, critic_grads = jax.value_and_grad(critic_loss)(
+            state.params.critic, algo, minibatch
+        )
+        actor_grads, critic_grads = pmean((actor_grads, critic_grads))
+        actor_updates, actor_optim_state = algo.actor_optim.update(
+            actor_grads, state.optim_states.actor
+        )
+        critic_updates, critic_optim_state = algo.critic_optim.update(
+            critic_grads, state.optim_states.critic
+        )
+        params = Params(
+            actor=optax.apply_updates(state.params.actor, actor_updates),
+            critic=optax.apply_updates(state.params.critic, critic_updates),
+        )
+        metrics = {
+            **metrics,
+            "value_loss": value_loss,
+            "actor_grad_norm": optax.tree.norm(actor_grads),
+            "critic_grad_norm": optax.tree.norm(critic_grads),
+        }
+        optim_states = OptimStates(actor=actor_optim_state, critic=critic_optim_state)
+        return LearnerState(params=params, optim_states=optim_states), metrics
+
+    rows = order.reshape(config.ppo_epochs * config.num_minibatches, -1)
+    return jax.lax.scan(learn_minibatch, learner_state, rows)
+
+
+def update(
+    algo: Algorithm, learner_state: LearnerState, actor_state: ActorState
+) -> tuple[LearnerState, ActorState, Metrics, Experience]:
+    """One rollout, then PPO's epochs over it."""
+    actor_state, trajectory = rollout(algo, learner_state.params, actor_state)
+    key, learn_key = jax.random.split(actor_state.key)
+    samples = make_samples(algo, learner_state.params, trajectory, actor_state.observation)
+    learner_state, learn_metrics = learn(algo, learner_state, samples, learn_key)
+    metrics = reduce_metrics(
+        trajectory.extras,
+        trajectory.last,
+        {name: (jnp.sum(x), jnp.float32(x.size)) for name, x in learn_metrics.items()},
+    )
+    experience = Experience(
+        observation=trajectory.observation,
+        action=trajectory.action,
+        reward=trajectory.reward,
+        discount=trajectory.discount,
+        last=trajectory.last,
+    )
+    return learner_state, actor_state.replace(key=key), metrics, experience
+
+
+def init(algo: Algorithm, key: jax.Array) -> LearnerState:
+    """Returns fresh parameters and optimiser states."""
+    actor_key, critic_key = jax.random.split(key)
+    spec = algo.env.observation_spec
+    observation = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), spec)  # E = 1
+    params = Params(
+        actor=algo.actor.init(actor_key, observation),
+        critic=algo.critic.init(critic_key, observation.agents_view),
+    )
+    optim_states = OptimStates(
+        actor=algo.actor_optim.init(params.actor), critic=algo.critic_optim.init(params.critic)
+    )
+    return LearnerState(params=params, optim_states=optim_states)
+
+
+def reset(algo: Algorithm, key: jax.Array) -> ActorState:
+    """Returns a stream of experience at its start."""
+    key, env_key = jax.random.split(key)
+    env_state, timestep = algo.env.reset(env_key)
+    return ActorState(key=key, env_state=env_state, observation=timestep.observation)
+
+
+def act(
+    algo: Algorithm,
+    actor_params: Any,
+    observation: Observation,
+    memory: tuple[()],
+    key: jax.Array,
+    greedy: bool,
+) -> tuple[jax.Array, tuple[()]]:
+    """Returns actions (E, N): the likeliest if greedy, else sampled."""
+    policy = algo.actor.apply(actor_params, observation)
+    return (policy.mode() if greedy else policy.sample(key)), memory
+
+
+def make_optim(config: Config, learning_rate: float) -> optax.GradientTransformation:
+    """Returns Adam after clipping, with the learning rate falling to 0 if asked for."""
+    steps = config.num_updates * config.ppo_epochs * config.num_minibatches
+    schedule = optax.linear_schedule(learning_rate, 0.0, steps)
+    return optax.chain(
+        optax.clip_by_global_norm(config.max_grad_norm),
+        optax.adam(schedule if config.decay_learning_rates else learning_rate, eps=1e-5),
+    )
+
+
+def make_system(
+    env: VectorEnv, networks: dict[str, Any], config: Config
+) -> System[LearnerState, ActorState]:
+    """Returns the system; raises ValueError where the config does not fit the environment."""
+    steps_per_update = config.rollout_length * env.num_envs
+    if steps_per_update % config.num_minibatches:
+        raise ValueError(
+            f"num_minibatches={config.num_minibatches} must divide "
+            f"rollout_length * num_envs = {steps_per_update}."
+        )
+    algo = Algorithm(
+        config=config,
+        env=env,
+        actor=FeedForwardActor(
+            torso=networks["actor_network"]["pre_torso"], head=CategoricalHead(env.num_actions)
+        ),
+        critic=FeedForwardCritic(torso=networks["critic_network"]["pre_torso"], head=ValueHead(1)),
+        actor_optim=make_optim(config, config.actor_lr),
+        critic_optim=make_optim(config, config.critic_lr),
+    )
+    return System(
+        init=partial(init, algo),
+        reset=partial(reset, algo),
+        update=partial(update, algo),
+        act=partial(act, algo),
+        init_memory=lambda num_envs: (),
+        act_params=lambda learner_state: learner_state.params.actor,
+        steps_per_update=steps_per_update,
+    )
+
+
+if __name__ == "__main__":
+    experiment.main(__file__, network="mlp")
