@@ -9,14 +9,18 @@ One row per number of environments, all in environment steps per second:
 - bound: 1 / (seconds of a raw step + seconds of the bare matrix work per step), the matrix work
   being the networks' gradients on the same minibatches for the same epochs and their forward
   passes, timed on one device in the same process; times the devices. The fraction of the bound is
-  training / bound, by wall and by CPU seconds.
+  training / bound, by wall and by CPU seconds;
+- saving overhead: how much longer training takes with a checkpoint after every block of the run, of
+  which the loop itself waits "saving blocks"; the rest is written while the next block runs.
 
 Pin it to one core (`taskset -c 0`) for figures that repeat: wall and CPU seconds then agree.
 """
 
 import argparse
+import dataclasses
 import json
 import resource
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,10 +37,14 @@ from rich.table import Table
 import mava
 from mava import config as configuration
 from mava import experiment
+from mava.checkpoints import Checkpoints, list_checkpoints
 from mava.programs import split_keys
+from mava.resume import about_run
+from mava.snapshot import Progress, Snapshot
 from mava.types import Observation
 
 SECONDS = 2.0  # of a measurement
+BLOCKS = 8  # with a checkpoint after each, to measure what saving costs
 REPEATS = 3  # measurements; the fastest counts, others on the machine can only slow it down
 
 
@@ -169,7 +177,7 @@ def matrix_runner(
     return repeat(round_, ([layers for layers, _ in networks], observations, jnp.float32(0)))
 
 
-def training_runner(run: Any, module: Any) -> tuple[Callable[[int], None], float, Any]:
+def training_runner(run: Any, module: Any) -> tuple[Callable[[int], Snapshot], float, Any]:
     """Returns a runner of n updates, the seconds it took to compile, and the plan."""
     env, system, plan = experiment.build(module, run)
     start = time.perf_counter()
@@ -180,11 +188,43 @@ def training_runner(run: Any, module: Any) -> tuple[Callable[[int], None], float
     seconds = time.perf_counter() - start
     states = list(setup(jax.random.key(0), split_keys(jax.random.key(1), plan)))
 
-    def run_updates(n: int) -> None:
+    def run_updates(n: int) -> Snapshot:
         states[0], states[1], _, bad = block(states[0], states[1], np.int32(n))
         assert int(bad) < 0, "training diverged"
+        return Snapshot(states[0], states[1], system.act_params(states[0]), Progress())
 
     return run_updates, seconds, plan
+
+
+def saving_cost(run_updates: Callable[[int], Snapshot], run: Any, plan: Any) -> dict[str, float]:
+    """Returns what checkpoints cost if one is saved after every block of the run, as they are."""
+    num_updates = plan.block_end(0)
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    blocked, env_step = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        options = dataclasses.replace(run.logger.checkpointing, save_interval_steps=1)
+        saver = Checkpoints(Path(folder, "checkpoints"), options, about_run(run, plan))
+        saver.save_now(run_updates(1))
+        for saving in [False, True] * REPEATS:
+            start = time.perf_counter()
+            for _ in range(BLOCKS):
+                snapshot = run_updates(num_updates)
+                if saving:
+                    env_step += num_updates * plan.steps_per_update
+                    progress = dataclasses.replace(snapshot.progress, env_step=env_step)
+                    before = time.perf_counter()
+                    saver.save_if_due(snapshot._replace(progress=progress))
+                    blocked.append(time.perf_counter() - before)
+            seconds[saving].append(time.perf_counter() - start)
+        saver.close()
+        newest = list_checkpoints(Path(folder, "checkpoints"))[-1]
+        num_bytes = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
+    return {
+        "block_seconds": min(seconds[False]) / BLOCKS,
+        "saving_overhead_percent": 100 * (min(seconds[True]) / min(seconds[False]) - 1),
+        "saving_blocks_ms": 1e3 * float(np.mean(blocked)),
+        "checkpoint_kilobytes": num_bytes / 1e3,
+    }
 
 
 def benchmark(arguments: argparse.Namespace, num_envs: int, module: Any) -> dict[str, float]:
@@ -206,6 +246,7 @@ def benchmark(arguments: argparse.Namespace, num_envs: int, module: Any) -> dict
 
     training, compile_seconds, plan = training_runner(run, module)
     train_wall, train_cpu = measure(training, plan.steps_per_update)
+    saving = saving_cost(training, run, plan)
     # Of the process so far, compiling included: give counts in ascending order.
     peak_memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     steps = num_envs * length
@@ -230,6 +271,7 @@ def benchmark(arguments: argparse.Namespace, num_envs: int, module: Any) -> dict
         "matrix_us": matrix_wall * 1e6,
         "compile_seconds": compile_seconds,
         "peak_memory_mb": peak_memory_mb,
+        **saving,
     }
 
 

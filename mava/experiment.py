@@ -15,7 +15,7 @@ import jax
 from flax.errors import FlaxError
 
 from mava import config as configuration
-from mava.checkpoints import Checkpoints, Progress, Stored, read_newest
+from mava.checkpoints import Checkpoints, Stored, read_newest
 from mava.config import RunConfig, UserError
 from mava.debugging import debug_nans
 from mava.devices import choose_devices, use_compilation_cache
@@ -33,6 +33,7 @@ from mava.resume import (
 )
 from mava.run_folder import create_run_folder, write_config
 from mava.signals import Stopped, StopSignals
+from mava.snapshot import Progress
 from mava.stored_run import find_system_file, load_run
 from mava.training import Training, TrainingError, read_pretrained, run_keys
 from mava.types import MarlEnv, System

@@ -10,9 +10,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mava import experiment
-from mava.checkpoints import fill, first_misfit, read_checkpoint
+from mava.checkpoints import read_checkpoint
 from mava.config import RunConfig, UserError
 from mava.devices import use_compilation_cache
+from mava.snapshot import fill, first_misfit
 from mava.stored_run import load_run
 from mava.training import run_keys
 from mava.types import MarlEnv, System
@@ -50,11 +51,11 @@ def load_policy(folder: Path, checkpoint: str, overrides: list[str]) -> Policy:
     name, params = "learner_state", learner_state
     if checkpoint == "best":
         name, params = "best_params", system.act_params(learner_state)
-    misfit = first_misfit(stored, {name: params})
+    misfit = first_misfit(stored.arrays, {name: params})
     if misfit:
         raise UserError(f"The policy of {folder} does not fit: {misfit}.")
     params = jax.device_get(
-        fill(stored, {name: params})[name]
+        fill(stored.arrays, {name: params})[name]
     )  # to be placed as a program wants it
     key = run_keys(config.system.seed).evaluation
     return Policy(

@@ -7,12 +7,13 @@ from typing import Any
 import jax
 from omegaconf import OmegaConf
 
-from mava.checkpoints import Stored, first_misfit
+from mava.checkpoints import Stored
 from mava.config import RunConfig, UserError
 from mava.devices import choose_devices
 from mava.plan import Plan, Schedule, make_plan
 from mava.programs import actor_state_shapes
 from mava.run_folder import versions
+from mava.snapshot import first_misfit
 from mava.types import System
 
 FIXED = {
@@ -87,7 +88,7 @@ def check_fits(system: System, plan: Plan, stored: Stored) -> None:
         "actor_state": actor_state_shapes(jax.eval_shape(system.reset, key), plan),
         "best_params": jax.eval_shape(system.act_params, learner_state),
     }
-    misfit = first_misfit(stored, trees)
+    misfit = first_misfit(stored.arrays, trees)
     if misfit:
         raise Misfit(misfit)
 

@@ -12,15 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mava.checkpoints import (
-    Checkpoints,
-    Progress,
-    Snapshot,
-    Stored,
-    fill,
-    first_misfit,
-    read_checkpoint,
-)
+from mava.checkpoints import Checkpoints, Stored, read_checkpoint
 from mava.config import RunConfig, UserError
 from mava.debugging import profiled
 from mava.evaluator import in_order
@@ -29,6 +21,7 @@ from mava.plan import Plan
 from mava.programs import Programs, split_keys
 from mava.render import Renderer
 from mava.signals import Stopped, StopSignals
+from mava.snapshot import Progress, Snapshot, fill, first_misfit
 from mava.summary import summarise_episodes, summarise_training
 from mava.types import Metrics, System
 
@@ -114,12 +107,12 @@ class Training:
         learner_state, actor_state = self.programs.setup.result()(self.keys.init, keys)
         progress = Progress()
         if pretrained is not None:
-            (params,) = fill(pretrained, params_of(learner_state)).values()
+            (params,) = fill(pretrained.arrays, params_of(learner_state)).values()
             learner_state = learner_state.replace(params=params)
         best_params = self.system.act_params(learner_state)
         self.snapshot = Snapshot(learner_state, actor_state, best_params, progress)
         if resumed is not None:
-            filled = fill(resumed, self.snapshot.trees())
+            filled = fill(resumed.arrays, self.snapshot.trees())
             self.snapshot = Snapshot(progress=resumed.progress, **filled)
         self.block = self.programs.block.result()
         self.start_time = time.perf_counter() - self.progress.elapsed
@@ -246,7 +239,7 @@ def read_pretrained(config: RunConfig, system: System) -> Stored | None:
             f"{config.system_name} can't start from other parameters: its LearnerState has no "
             "field `params`."
         )
-    misfit = first_misfit(stored, params_of(learner_state))
+    misfit = first_misfit(stored.arrays, params_of(learner_state))
     if misfit:
         raise UserError(f"The parameters in {stored.folder} don't fit: {misfit}.")
     return stored

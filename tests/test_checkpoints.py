@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from mava import checkpoints, experiment
-from mava.checkpoints import Checkpoints, Progress, Snapshot, fill, list_checkpoints, read_newest
+from mava.checkpoints import Checkpoints, list_checkpoints, read_newest
 from mava.config import Checkpointing, LoadArgs, UserError
+from mava.snapshot import Progress, Snapshot, fill
 from tests.running import SYSTEMS, TINY, read_metrics, run_folder, train
 
 DATA = Path(__file__).parent / "data"
@@ -54,7 +55,7 @@ def test_what_is_saved_comes_back(tmp_path):
     assert stored.progress.num_blocks == 1
     assert stored.progress.best_return == -np.inf
     empty = snapshot(0, buffer=jnp.zeros(4, int)).trees()
-    filled = fill(stored, empty)
+    filled = fill(stored.arrays, empty)
     expected = snapshot(10, buffer=jnp.arange(4)).trees()
     assert jax.tree.structure(filled) == jax.tree.structure(expected)
     for new, old in zip(jax.tree.leaves(filled), jax.tree.leaves(expected), strict=True):
@@ -103,7 +104,7 @@ def test_a_buffer_is_kept_in_the_newest_only(tmp_path):
     shutil.rmtree(tmp_path / "20" / "arrays")  # damaged: the one before has no buffer
     stored = read_newest(tmp_path)
     assert stored.progress.env_step == 10
-    filled = fill(stored, snapshot(0, buffer={"observation": jnp.zeros(4)}).trees())
+    filled = fill(stored.arrays, snapshot(0, buffer={"observation": jnp.zeros(4)}).trees())
     assert jnp.array_equal(filled["learner_state"]["w"], jnp.full(3, 10.0))
     assert jnp.array_equal(filled["actor_state"]["buffer"]["observation"], jnp.zeros(4))
 
@@ -145,7 +146,7 @@ def test_unfinished_and_newer_checkpoints_make_way(tmp_path):
     saver.close()
     (tmp_path / "40.unfinished").mkdir()
     (tmp_path / "5.deleted").mkdir()
-    (tmp_path / "30" / "about" / "metadata").write_text("{")
+    (tmp_path / "30" / "about.json").write_text("{")
     stored = read_newest(tmp_path)
     assert stored.progress.env_step == 20
     saver = Checkpoints(tmp_path, options(max_to_keep=9), {})
@@ -160,7 +161,7 @@ def test_a_newer_format_is_refused(tmp_path):
     saver = Checkpoints(tmp_path, options(), {})
     saver.save_now(snapshot(10))
     saver.close()
-    file = tmp_path / "10" / "about" / "metadata"
+    file = tmp_path / "10" / "about.json"
     file.write_text(file.read_text().replace('"format": 1', '"format": 99'))
     with pytest.raises(UserError, match="has format 99; this version reads up to 1"):
         read_newest(tmp_path)

@@ -141,7 +141,7 @@ def largest(folder):
     [
         lambda folder: truncate(largest(folder / "arrays")),
         lambda folder: flip_a_bit(largest(folder / "arrays")),
-        lambda folder: truncate(largest(folder / "about")),
+        lambda folder: truncate(folder / "about.json"),
         lambda folder: [file.unlink() for file in folder.rglob("*") if file.is_file()],
     ],
     ids=["truncated", "a bit", "about", "empty"],
@@ -272,7 +272,7 @@ def test_the_stored_system_file_is_what_runs(copy_of):
 
 
 def test_other_devices_than_there_were(copy_of):
-    about = checkpoints_of(copy_of)[-1] / "about" / "metadata"
+    about = checkpoints_of(copy_of)[-1] / "about.json"
     about.write_text(about.read_text().replace('"num_devices": 1', '"num_devices": 8'))
     text = run_folder(copy_of) / "config.yaml"
     text.write_text(text.read_text().replace("num_devices: 1", "num_devices: null"))

@@ -1,0 +1,110 @@
+"""A run between two blocks, and its arrays by name."""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+BUFFER = "actor_state/buffer"  # names that start so: a replay buffer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is."""
+
+    num_blocks: int = 0  # trained
+    num_evaluations: int = 0  # of their parameters: as many, or one fewer
+    num_updates: int = 0
+    env_step: int = 0  # environment steps, on all devices
+    train_seconds: float = 0.0
+    steps_per_second: float = 0.0  # of the last block
+    elapsed: float = 0.0  # seconds from the end of the first block to that of the last
+    mean_return: float = math.nan  # of the last evaluation
+    best_return: float = -math.inf  # of the best one
+
+
+class Snapshot(NamedTuple):
+    """All of a run between two blocks."""
+
+    learner_state: Any  # the same on all devices
+    actor_state: Any  # (D, ...) or, with more than one replica, (D, U, ...)
+    best_params: Any  # for System.act; the initial ones before the first evaluation
+    progress: Progress
+
+    def trees(self) -> dict[str, Any]:
+        """Returns what consists of arrays, by name."""
+        return {name: x for name, x in self._asdict().items() if name != "progress"}
+
+
+def to_host(snapshot: Snapshot) -> dict[str, np.ndarray]:
+    """Returns copies of all arrays of a snapshot by name; keys as their data."""
+    named = named_leaves(snapshot.trees())
+    for leaf in named.values():
+        leaf.copy_to_host_async()
+    return {name: np.array(leaf) for name, leaf in named.items()}
+
+
+def named_leaves(trees: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arrays by their path in the trees, "/" between the parts; keys as their data."""
+    named = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
+        if _is_key(leaf) and isinstance(leaf, jax.Array):
+            leaf = jax.random.key_data(leaf)
+        elif _is_key(leaf):
+            leaf = jax.eval_shape(jax.random.key_data, leaf)
+        named[_name(path)] = leaf
+    return named
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def first_misfit(arrays: dict[str, np.ndarray], trees: dict[str, Any]) -> str | None:
+    """Returns what is wrong with the first leaf of `trees` that the arrays can't fill.
+
+    Args:
+        arrays: by name, from a checkpoint.
+        trees: of arrays or their shapes, by the start of their names, such as {"best_params": ...}.
+    """
+    wanted = named_leaves(trees)
+    for name, leaf in wanted.items():
+        if name not in arrays and name.startswith(BUFFER):
+            continue
+        if name not in arrays:
+            return f"{name} is missing in the checkpoint"
+        saved = arrays[name]
+        if saved.shape != leaf.shape or saved.dtype != leaf.dtype:
+            return (
+                f"{name} is {saved.dtype} {saved.shape} in the checkpoint, "
+                f"{leaf.dtype} {leaf.shape} here"
+            )
+    starts = tuple(f"{name}/" for name in trees)
+    for name in arrays:
+        if name.startswith(starts) and name not in wanted:
+            return f"{name} of the checkpoint is unknown here"
+    return None
+
+
+def fill(arrays: dict[str, np.ndarray], trees: dict[str, Any]) -> dict[str, Any]:
+    """Returns the trees with these values, placed on the devices as the old ones.
+
+    They must fit, see `first_misfit`. A buffer that is not among the arrays stays as it is.
+    """
+
+    def value(path: tuple, leaf: jax.Array) -> jax.Array:
+        name = _name(path)
+        if name not in arrays and name.startswith(BUFFER):
+            return leaf
+        array: Any = arrays[name]
+        if _is_key(leaf):
+            array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
+        return jax.device_put(array, leaf.sharding)
+
+    return jax.tree_util.tree_map_with_path(value, trees)
