@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: install train test lint format bench pins
+.PHONY: install train test test-all lint format bench pins
 
 install: .venv/installed
 
@@ -17,6 +17,9 @@ train: install  ## make train ARGS="env=rware"
 
 test: install
 	$(BIN)/python -m pytest $(ARGS)
+
+test-all: install  ## with the slow tests
+	$(BIN)/python -m pytest -m "" $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

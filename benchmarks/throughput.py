@@ -44,7 +44,6 @@ from mava.snapshot import Progress, Snapshot
 from mava.types import Observation
 
 SECONDS = 2.0  # of a measurement
-BLOCKS = 8  # with a checkpoint after each, to measure what saving costs
 REPEATS = 3  # measurements; the fastest counts, others on the machine can only slow it down
 
 
@@ -199,6 +198,10 @@ def training_runner(run: Any, module: Any) -> tuple[Callable[[int], Snapshot], f
 def saving_cost(run_updates: Callable[[int], Snapshot], run: Any, plan: Any) -> dict[str, float]:
     """Returns what checkpoints cost if one is saved after every block of the run, as they are."""
     num_updates = plan.block_end(0)
+    run_updates(num_updates)
+    start = time.perf_counter()
+    run_updates(num_updates)
+    num_blocks = max(2, round(2 * SECONDS / (time.perf_counter() - start)))
     seconds: dict[bool, list[float]] = {False: [], True: []}
     blocked, env_step = [], 0
     with tempfile.TemporaryDirectory() as folder:
@@ -207,7 +210,7 @@ def saving_cost(run_updates: Callable[[int], Snapshot], run: Any, plan: Any) -> 
         saver.save_now(run_updates(1))
         for saving in [False, True] * REPEATS:
             start = time.perf_counter()
-            for _ in range(BLOCKS):
+            for _ in range(num_blocks):
                 snapshot = run_updates(num_updates)
                 if saving:
                     env_step += num_updates * plan.steps_per_update
@@ -220,7 +223,7 @@ def saving_cost(run_updates: Callable[[int], Snapshot], run: Any, plan: Any) -> 
         newest = list_checkpoints(Path(folder, "checkpoints"))[-1]
         num_bytes = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
     return {
-        "block_seconds": min(seconds[False]) / BLOCKS,
+        "block_seconds": min(seconds[False]) / num_blocks,
         "saving_overhead_percent": 100 * (min(seconds[True]) / min(seconds[False]) - 1),
         "saving_blocks_ms": 1e3 * float(np.mean(blocked)),
         "checkpoint_kilobytes": num_bytes / 1e3,

@@ -7,15 +7,33 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
 import sys
+from pathlib import Path
 
 import jax
 import pytest
 from absl import logging as absl_logging
 
 import mava  # noqa: F401  before any suite starts the backend
+from mava.experiment import forget_programs
 
 # Hydra shuts old log handlers down, and absl's then closes its stream: pytest's, if it got that.
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
+
+
+MAX_MEMORY_MAPS = 20_000  # of the 65,530 that Linux allows
+
+
+def num_memory_maps():
+    maps = Path("/proc/self/maps")
+    return len(maps.read_text().splitlines()) if maps.exists() else 0
+
+
+@pytest.fixture(autouse=True)
+def few_memory_maps():
+    """Hundreds of compiled programs in one process would crash it."""
+    yield
+    if num_memory_maps() > MAX_MEMORY_MAPS:
+        forget_programs()
 
 
 @pytest.fixture(scope="session", autouse=True)

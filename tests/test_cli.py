@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,10 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from mava import experiment
-from tests.running import SYSTEMS, TINY, read_metrics, run_folder
+from mava.checkpoints import list_checkpoints
+from mava.experiment import forget_programs
+from tests.conftest import num_memory_maps
+from tests.running import SYSTEMS, TINY, read_metrics, run_folder, train
 
 ROOT = SYSTEMS.parent.parent
 CONV = (  # a torso that needs an image
@@ -48,6 +53,11 @@ def run_cli(monkeypatch, system, *overrides):
         (["arch.num_envs=0"], "arch.num_envs=0 must be at least 1."),
         (["arch.num_devices=99"], "arch.num_devices=99, but there are 2 (cpu)."),
         (["system.num_minibatches=3"], "num_minibatches=3 must divide rollout_length * num_envs"),
+        (["resume=nowhere"], "nowhere is no folder."),
+        (["logger.checkpointing.load_model=true"], "needs a run folder in"),
+        (["logger.checkpointing.load_args.run=x"], "is only read with"),
+        (["logger.checkpointing.max_to_keep=0"], "max_to_keep=0 must be at least 1."),
+        (["logger.render_every=0"], "logger.render_every=0 must be at least 1."),
         (["env=chess"], "Available options in 'env':\n\tlbf\n\trware"),
         (["env/scenario=huge"], "Available options in 'env/scenario':\n\t10x10-3p-3f"),
         (["env=lbf", "env/scenario=tiny-2ag"], "tiny-2ag is a scenario of RobotWarehouse, not of"),
@@ -106,6 +116,15 @@ def test_in_a_sweep_a_bad_job_does_not_stop_the_others(monkeypatch, tmp_path):
     assert "absolute_metrics" in read_metrics(tmp_path / "results")
 
 
+def test_a_sweep_frees_the_programs_of_its_jobs(monkeypatch, tmp_path):
+    """A process may have 65,530 memory maps; the programs of a job take more than a thousand."""
+    monkeypatch.chdir(tmp_path)
+    forget_programs()
+    before = num_memory_maps()
+    assert run_cli(monkeypatch, "ff_ippo", "-m", "env=lbf", *TINY, "system.seed=0,1")[0] == 0
+    assert num_memory_maps() < before + 500
+
+
 def start(*arguments, cwd, **options):
     return subprocess.Popen(
         [sys.executable, *map(str, arguments)],
@@ -151,9 +170,29 @@ def test_a_fork_runs_from_anywhere_also_in_a_sweep(fork, tmp_path):
         ["my_idea.py"],
         ["__pycache__", "my_idea.py"],
     )
-    copies = list(tmp_path.glob("results/my_idea/*/*/seed_42/*/my_idea.py"))
+    copies = sorted(tmp_path.glob("results/my_idea/*/*/seed_42/*/my_idea.py"))
     assert len(copies) == 2
     assert all("bonus: float" in copy.read_text() for copy in copies)
+
+    runs = [copy.parent.relative_to(tmp_path) for copy in copies]
+    process = start(fork, "-m", f"resume={runs[0]},{runs[1]}", "system.num_updates=3", cwd=tmp_path)
+    output, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    assert output.count("Going on after 128 of 192 environment steps.") == 2
+
+    folder = tmp_path / runs[0]
+    process = start("-m", "mava.evaluate", f"run={folder}", "json=-", cwd=fork.parent)
+    output, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error
+    result = json.loads(output)["metrics"]["mean_episode_return"]["mean"]
+    record = json.loads((folder / "metrics.json").read_text())
+    for _ in range(4):  # environment, task, system, seed
+        (record,) = record.values()
+    assert [result] == record["absolute_metrics"]["mean_episode_return"]
+    process = start("-m", "mava.render", f"run={folder}", cwd=tmp_path)
+    process.communicate(timeout=300)
+    assert process.returncode == 0
+    assert (tmp_path / "episode.gif").stat().st_size > 1000
 
 
 def test_a_fork_refuses_what_it_does_not_know(fork, tmp_path):
@@ -176,15 +215,27 @@ def test_sigterm_ends_a_real_process_in_order(tmp_path):
     _, error = process.communicate(timeout=60)
     assert time.monotonic() - began < 20
     assert process.returncode == 143, error
-    assert re.search(r"Stopped by signal 15 after [\d,]+ environment steps.", error)
+    assert re.search(
+        r"Stopped by signal 15 after [\d,]+ environment steps; to go on: resume=", error
+    )
     assert "Traceback" not in error
     assert "step_0" in read_metrics(tmp_path / "results")
+    assert list_checkpoints(run_folder(tmp_path) / "checkpoints")
 
 
 def readme_commands():
     """The indented command lines of the README that train."""
     lines = (line.strip() for line in (ROOT / "README.md").read_text().splitlines())
-    return [line for line in lines if re.match(r"(python|make train)\b.*(env|my_idea)", line)]
+    pattern = r"(python|make train)\b.*(env|my_idea|\$RUN)"
+    return [line for line in lines if re.match(pattern, line)]
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    results = tmp_path_factory.mktemp("finished")
+    train("ff_mappo", *TINY, "env=lbf", "logger.use_console=false",
+          f"logger.base_exp_path={results}")  # fmt: skip
+    return run_folder(results)
 
 
 def test_readme_names_existing_things():
@@ -199,8 +250,11 @@ def test_readme_names_existing_things():
 
 
 @pytest.mark.parametrize("command", readme_commands())
-def test_readme_command_runs(command, fork, tmp_path):
+def test_readme_command_runs(command, fork, finished_run, tmp_path):
     """As written, but tiny."""
+    if "$RUN" in command:
+        shutil.copytree(finished_run, tmp_path / "run")
+        command = command.replace("$RUN", str(tmp_path / "run"))
     words = shlex.split(command, comments=True)
     if words[:2] == ["make", "train"]:  # what the target does, in the environment of the tests
         words = ["python", "mava/systems/ff_mappo.py", words[2].removeprefix("ARGS=")]
@@ -212,10 +266,11 @@ def test_readme_command_runs(command, fork, tmp_path):
     tiny = [o for o in tiny if "num_updates" not in o or "total_timesteps" not in command]
     words = [re.sub(r"total_timesteps=.*", "total_timesteps=500", word) for word in words]
     words = [re.sub(r"seed=0,1,2", "seed=0", word) for word in words]
-    process = start(*words, *([] if "--help" in words else tiny), cwd=tmp_path)
+    stored = "run=" in command or "resume=" in command
+    process = start(*words, *([] if "--help" in words or stored else tiny), cwd=tmp_path)
     output, error = process.communicate(timeout=600)
     assert process.returncode == 0, error
-    if "--help" not in words:
+    if "--help" not in words and not stored:
         assert "best parameters: return" in output
         assert len(list(tmp_path.rglob("metrics.json"))) == 1 + ("rware,lbf" in command)
 

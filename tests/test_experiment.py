@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mava import experiment, signals
+from mava import experiment, signals, training
 from mava.plan import make_plan
 from mava.programs import compile_programs, split_keys
+from mava.training import Training
 from tests.running import (
     TINY,
     make_run,
@@ -61,7 +62,9 @@ def test_the_folder_holds_what_is_needed_to_know_the_run(tmp_path):
     folder = run_folder(tmp_path)
     assert folder.relative_to(tmp_path).parts[:4] == ("ff_mappo", "Probe", "RightAction", "seed_42")
     names = sorted(file.name for file in folder.iterdir())
-    assert names == ["config.yaml", "ff_mappo.py", "metrics.json", "tensorboard", "versions.json"]
+    assert names == [
+        "checkpoints", "config.yaml", "ff_mappo.py", "metrics.json", "tensorboard", "versions.json",
+    ]  # fmt: skip
     versions = json.loads((folder / "versions.json").read_text())
     assert versions["packages"]["jax"] == jax.__version__
     commit = versions["mava_git_commit"]
@@ -124,7 +127,9 @@ def test_logged_steps_are_the_steps_taken(devices, replicas, tmp_path, monkeypat
 def test_blocks_share_out_the_updates(num_updates, num_evaluation, expected):
     run = make_run("ff_ippo", f"system.num_updates={num_updates}",
                    f"arch.num_evaluation={num_evaluation}")  # fmt: skip
-    assert list(make_plan(run, 32, jax.devices()[:1]).blocks()) == expected
+    plan = make_plan(run, 32, jax.devices()[:1])
+    ends = [plan.block_end(block) for block in range(plan.num_evaluations)]
+    assert [end - start for start, end in zip([0, *ends], ends, strict=False)] == expected
 
 
 def test_update_is_traced_once(tmp_path, monkeypatch):
@@ -231,13 +236,13 @@ def test_of_equally_good_parameters_the_latest_are_the_best(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_after_its_block(signum, tmp_path, monkeypatch):
-    wait = experiment.wait
+    wait = Training.wait
 
     def interrupted(*args):
         os.kill(os.getpid(), signum)
         wait(*args)
 
-    monkeypatch.setattr(experiment, "wait", interrupted)
+    monkeypatch.setattr(Training, "wait", interrupted)
     monkeypatch.setattr(signals.os, "_exit", lambda code: None)  # a second one would exit at once
     with pytest.raises(signals.Stopped, match="64 environment steps") as stop:
         train("ff_ippo", *QUIET, f"logger.base_exp_path={tmp_path}", probe="RightAction")
@@ -247,7 +252,7 @@ def test_a_signal_ends_the_run_after_its_block(signum, tmp_path, monkeypatch):
 
 def test_a_signal_in_the_last_evaluation_is_not_lost(tmp_path, monkeypatch):
     """The results are complete, but a sweep must not go on to its next job."""
-    summarise, calls = experiment.summarise_episodes, []
+    summarise, calls = training.summarise_episodes, []
 
     def interrupted(values):
         calls.append(1)
@@ -255,7 +260,7 @@ def test_a_signal_in_the_last_evaluation_is_not_lost(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
         return summarise(values)
 
-    monkeypatch.setattr(experiment, "summarise_episodes", interrupted)
+    monkeypatch.setattr(training, "summarise_episodes", interrupted)
     with pytest.raises(signals.Stopped):
         train("ff_ippo", *QUIET, f"logger.base_exp_path={tmp_path}", probe="RightAction")
     assert "absolute_metrics" in read_metrics(tmp_path)
