@@ -10,7 +10,6 @@ gets its name when it is complete, so a run killed at any moment leaves no half-
 import dataclasses
 import json
 import logging
-import math
 import os
 import re
 import shutil
@@ -23,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mava.config import Checkpointing, UserError
-from mava.snapshot import BUFFER, Progress, Snapshot, to_host
+from mava.snapshot import Packed, Progress, Snapshot, to_host, unpack
 
 FORMAT = 1  # of what a checkpoint holds; one more with each change that old code can't read
 UNEVALUATED = ".unevaluated"  # suffix of a checkpoint saved between a block and its evaluation
@@ -60,15 +59,15 @@ class Checkpoints:
 
     def start_from(self, stored: Stored | None) -> None:
         """Goes on from this checkpoint: what is newer, or unfinished, makes way."""
-        good = list_checkpoints(self._folder)
-        good = good[: good.index(stored.folder) + 1] if stored else []
+        complete = list_checkpoints(self._folder)
+        good = complete[: complete.index(stored.folder) + 1] if stored else []
         for path in self._folder.glob("*"):
-            if path in good:
+            if path in good or path.name.endswith(DAMAGED):
                 continue
-            if path.name.endswith(DAMAGED):
-                continue
-            elif path in list_checkpoints(self._folder):
-                os.replace(path, path.with_name(f"{path.name}{DAMAGED}"))
+            if path in complete:
+                damaged = path.with_name(f"{path.name}{DAMAGED}")
+                shutil.rmtree(damaged, ignore_errors=True)
+                os.rename(path, damaged)
             else:
                 shutil.rmtree(path)
         self._saved_step = stored.progress.env_step if stored else None
@@ -100,14 +99,15 @@ class Checkpoints:
 
     def _submit(self, snapshot: Snapshot) -> None:
         """Copies the arrays, which the next block may overwrite, and writes them meanwhile."""
-        arrays = to_host(snapshot)
+        arrays, buffers = to_host(snapshot)
         about = {**self._about, "progress": dataclasses.asdict(snapshot.progress)}
         self._saved_step = snapshot.progress.env_step
-        self._saving = self._pool.submit(self._write, checkpoint_name(snapshot), arrays, about)
+        path = self._folder / checkpoint_name(snapshot)
+        self._saving = self._pool.submit(self._write, path, arrays, buffers, about)
 
-    def _write(self, name: str, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+    def _write(self, path: Path, arrays: Packed, buffers: Packed, about: dict[str, Any]) -> None:
         try:
-            write(self._folder / name, arrays, about)
+            write(path, arrays, buffers, about)
             self._delete_old()
         except Exception as error:
             raise UserError(
@@ -171,25 +171,19 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (env_step_of(path), not path.suffix))
 
 
-def write(folder: Path, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+def write(folder: Path, arrays: Packed, buffers: Packed, about: dict[str, Any]) -> None:
     """Writes a checkpoint; `folder` appears when it is complete."""
     import orbax.checkpoint as ocp
 
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     unfinished.mkdir(parents=True)
-    items: dict[str, dict[str, np.ndarray]] = {"arrays": {}, "buffer": {}}
-    for name, array in arrays.items():
-        items["buffer" if name.startswith(BUFFER) else "arrays"][name] = array
-    index: dict[str, Any] = {}
-    for item, named in items.items():
-        if not named:
-            continue
-        data = np.concatenate([np.frombuffer(x.tobytes(), np.uint8) for x in named.values()])
-        layout = {name: [str(x.dtype), list(x.shape)] for name, x in named.items()}
-        index[item] = {"layout": layout, "crc32": zlib.crc32(data.tobytes())}
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            checkpointer.save(unfinished / item, args=ocp.args.PyTreeSave({"data": data}))
-    text = json.dumps({**about, "format": FORMAT, "items": index})
+    items: dict[str, Any] = {}
+    for name, (data, layout) in (("arrays", arrays), ("buffer", buffers)):
+        if layout:
+            items[name] = {"layout": layout, "crc32": zlib.crc32(data.data)}
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+                checkpointer.save(unfinished / name, args=ocp.args.PyTreeSave({"data": data}))
+    text = json.dumps({**about, "format": FORMAT, "items": items})
     (unfinished / "about.json").write_text(text)
     os.rename(unfinished, folder)
 
@@ -206,18 +200,14 @@ def read(folder: Path) -> Stored:
             "Use the version of the library that wrote it, or a newer one."
         )
     arrays: dict[str, np.ndarray] = {}
-    for item, content in about["items"].items():
-        if item == "buffer" and not (folder / item).exists():
+    for name, item in about["items"].items():
+        if name == "buffer" and not (folder / name).exists():
             continue  # only the newest checkpoint keeps it
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            data = checkpointer.restore(folder / item, args=ocp.args.PyTreeRestore())["data"]
-        if zlib.crc32(data.tobytes()) != content["crc32"]:
-            raise ValueError(f"{item} is not what was written")
-        start = 0
-        for name, (dtype, shape) in content["layout"].items():
-            end = start + math.prod(shape) * np.dtype(dtype).itemsize
-            arrays[name] = data[start:end].view(dtype).reshape(shape)
-            start = end
+            data = checkpointer.restore(folder / name, args=ocp.args.PyTreeRestore())["data"]
+        if zlib.crc32(data.data) != item["crc32"]:
+            raise ValueError(f"{name} is not what was written")
+        arrays |= unpack(Packed(data, item["layout"]))
     return Stored(folder, arrays, about)
 
 
@@ -233,6 +223,8 @@ def read_newest(folder: Path) -> Stored | None:
         except UserError:
             raise
         except Exception as error:
+            if not path.exists():  # a run that goes on has deleted it
+                return read_newest(folder)
             print(
                 f"The checkpoint {path} is damaged, so the one before it is used: "
                 f"{_reason(error)}.",

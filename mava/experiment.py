@@ -86,8 +86,8 @@ def run_job(file: str, cfg: Any) -> float:
 
 
 def forget_programs() -> None:
-    """Frees the memory of compiled programs, which JAX keeps. On a CPU each takes hundreds of memory
-    maps, and a process has 65,530: a sweep of 50 jobs crashed.
+    """Frees compiled programs, which JAX keeps. On a CPU those of a run take 1,300 memory maps and
+    more; at the 65,530 that Linux gives a process, LLVM crashes.
     """
     jax.clear_caches()
     gc.collect()

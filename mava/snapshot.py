@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-BUFFER = "actor_state/buffer"  # names that start so: a replay buffer
+BUFFER = "actor_state/buffer"  # where a replay buffer is
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,12 +38,45 @@ class Snapshot(NamedTuple):
         return {name: x for name, x in self._asdict().items() if name != "progress"}
 
 
-def to_host(snapshot: Snapshot) -> dict[str, np.ndarray]:
-    """Returns copies of all arrays of a snapshot by name; keys as their data."""
+class Packed(NamedTuple):
+    """Many arrays as one."""
+
+    data: np.ndarray  # uint8: their bytes, one array after the other
+    layout: dict[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape, in order
+
+
+def to_host(snapshot: Snapshot) -> tuple[Packed, Packed]:
+    """Returns copies of the arrays of a snapshot, without and with the replay buffers."""
     named = named_leaves(snapshot.trees())
     for leaf in named.values():
         leaf.copy_to_host_async()
-    return {name: np.array(leaf) for name, leaf in named.items()}
+    buffers = {name: named.pop(name) for name in list(named) if is_buffer(name)}
+    return pack(named), pack(buffers)
+
+
+def pack(arrays: dict[str, Any]) -> Packed:
+    """Returns a copy of all arrays."""
+    data = np.empty(sum(x.nbytes for x in arrays.values()), np.uint8)
+    start = 0
+    for array in arrays.values():
+        end = start + array.nbytes
+        data[start:end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        start = end
+    return Packed(data, {name: (str(x.dtype), x.shape) for name, x in arrays.items()})
+
+
+def unpack(packed: Packed) -> dict[str, np.ndarray]:
+    """Returns the arrays by name."""
+    arrays, start = {}, 0
+    for name, (dtype, shape) in packed.layout.items():
+        end = start + math.prod(shape) * np.dtype(dtype).itemsize
+        arrays[name] = packed.data[start:end].view(dtype).reshape(shape)
+        start = end
+    return arrays
+
+
+def is_buffer(name: str) -> bool:
+    return f"{name}/".startswith(f"{BUFFER}/")
 
 
 def named_leaves(trees: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +108,7 @@ def first_misfit(arrays: dict[str, np.ndarray], trees: dict[str, Any]) -> str | 
     """
     wanted = named_leaves(trees)
     for name, leaf in wanted.items():
-        if name not in arrays and name.startswith(BUFFER):
+        if name not in arrays and is_buffer(name):
             continue
         if name not in arrays:
             return f"{name} is missing in the checkpoint"
@@ -100,7 +133,7 @@ def fill(arrays: dict[str, np.ndarray], trees: dict[str, Any]) -> dict[str, Any]
 
     def value(path: tuple, leaf: jax.Array) -> jax.Array:
         name = _name(path)
-        if name not in arrays and name.startswith(BUFFER):
+        if name not in arrays and is_buffer(name):
             return leaf
         array: Any = arrays[name]
         if _is_key(leaf):

@@ -43,6 +43,9 @@ class TimeStep(PyTreeNode, kw_only=True):
 class MarlEnv(Protocol):
     """Jumanji's API for many agents: pure `reset` and `step`, and sizes known beforehand.
 
+    One that can be drawn has `draw(states)`: it takes a list of states and yields an image
+    (height, width, 3), uint8, of each.
+
     `extras` of every TimeStep have the same keys. The bool `won_episode` is logged as the win rate;
     the floats in the dict `env_metrics` are logged as they are at the end of an episode.
     """
@@ -102,8 +105,9 @@ ActorState = TypeVar("ActorState")
 class System(NamedTuple, Generic[LearnerState, ActorState]):
     """What `make_system` returns: all that the experiment knows of an algorithm.
 
-    LearnerState is what is learnt, the same on every device and replica. ActorState is one stream
-    of experience, another on each.
+    LearnerState is what is learnt, the same on every device and replica; its field `params` is what
+    a run takes over that starts from another's parameters. ActorState is one stream of experience,
+    another on each; its field `buffer`, if it has one, is kept in the newest checkpoint only.
     """
 
     init: Callable[[jax.Array], LearnerState]

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import time
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from mava import experiment
+from mava import evaluate, experiment, render
 from mava.checkpoints import list_checkpoints
 from mava.experiment import forget_programs
 from tests.conftest import num_memory_maps
@@ -181,18 +180,25 @@ def test_a_fork_runs_from_anywhere_also_in_a_sweep(fork, tmp_path):
     assert output.count("Going on after 128 of 192 environment steps.") == 2
 
     folder = tmp_path / runs[0]
-    process = start("-m", "mava.evaluate", f"run={folder}", "json=-", cwd=fork.parent)
-    output, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error
-    result = json.loads(output)["metrics"]["mean_episode_return"]["mean"]
+    evaluate.main([f"run={folder}", f"json={tmp_path / 'result.json'}"])
+    result = json.loads((tmp_path / "result.json").read_text())["metrics"]
     record = json.loads((folder / "metrics.json").read_text())
     for _ in range(4):  # environment, task, system, seed
         (record,) = record.values()
-    assert [result] == record["absolute_metrics"]["mean_episode_return"]
-    process = start("-m", "mava.render", f"run={folder}", cwd=tmp_path)
-    process.communicate(timeout=300)
-    assert process.returncode == 0
+    absolute = record["absolute_metrics"]["mean_episode_return"]
+    assert [result["mean_episode_return"]["mean"]] == absolute
+    render.main([f"run={folder}", f"out={tmp_path / 'episode.gif'}", "env.kwargs.time_limit=3"])
     assert (tmp_path / "episode.gif").stat().st_size > 1000
+
+
+def test_the_commands_for_trained_policies_start(tmp_path):
+    """And what is wrong is one sentence on standard error."""
+    for command in ("mava.evaluate", "mava.render"):
+        process = start("-m", command, f"run={tmp_path}", cwd=tmp_path)
+        output, error = process.communicate(timeout=60)
+        assert (process.returncode, output) == (1, "")
+        assert error.startswith(f"{tmp_path} is no run folder")
+        assert len(error.splitlines()) == 1
 
 
 def test_a_fork_refuses_what_it_does_not_know(fork, tmp_path):
@@ -230,14 +236,6 @@ def readme_commands():
     return [line for line in lines if re.match(pattern, line)]
 
 
-@pytest.fixture(scope="module")
-def finished_run(tmp_path_factory):
-    results = tmp_path_factory.mktemp("finished")
-    train("ff_mappo", *TINY, "env=lbf", "logger.use_console=false",
-          f"logger.base_exp_path={results}")  # fmt: skip
-    return run_folder(results)
-
-
 def test_readme_names_existing_things():
     text = (ROOT / "README.md").read_text()
     assert len(readme_commands()) >= 6
@@ -249,12 +247,9 @@ def test_readme_names_existing_things():
     assert all(f"\n{target}: install" in makefile for target in targets)
 
 
-@pytest.mark.parametrize("command", readme_commands())
-def test_readme_command_runs(command, fork, finished_run, tmp_path):
+@pytest.mark.parametrize("command", [x for x in readme_commands() if "$RUN" not in x])
+def test_readme_command_runs(command, fork, tmp_path):
     """As written, but tiny."""
-    if "$RUN" in command:
-        shutil.copytree(finished_run, tmp_path / "run")
-        command = command.replace("$RUN", str(tmp_path / "run"))
     words = shlex.split(command, comments=True)
     if words[:2] == ["make", "train"]:  # what the target does, in the environment of the tests
         words = ["python", "mava/systems/ff_mappo.py", words[2].removeprefix("ARGS=")]
@@ -266,13 +261,34 @@ def test_readme_command_runs(command, fork, finished_run, tmp_path):
     tiny = [o for o in tiny if "num_updates" not in o or "total_timesteps" not in command]
     words = [re.sub(r"total_timesteps=.*", "total_timesteps=500", word) for word in words]
     words = [re.sub(r"seed=0,1,2", "seed=0", word) for word in words]
-    stored = "run=" in command or "resume=" in command
-    process = start(*words, *([] if "--help" in words or stored else tiny), cwd=tmp_path)
+    process = start(*words, *([] if "--help" in words else tiny), cwd=tmp_path)
     output, error = process.communicate(timeout=600)
     assert process.returncode == 0, error
-    if "--help" not in words and not stored:
+    if "--help" not in words:
         assert "best parameters: return" in output
         assert len(list(tmp_path.rglob("metrics.json"))) == 1 + ("rware,lbf" in command)
+
+
+def test_readme_commands_on_a_finished_run(tmp_path, monkeypatch):
+    """One after the other, in this process; the first that goes on has nothing left to do."""
+    train("ff_mappo", *TINY, "env=lbf", "logger.use_console=false",
+          f"logger.base_exp_path={tmp_path}")  # fmt: skip
+    folder = run_folder(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    commands = [command for command in readme_commands() if "$RUN" in command]
+    assert len(commands) == 5
+    for command in commands:
+        command = command.replace("$RUN", str(folder)).replace("4e6", "300")
+        command = command.replace("num_episodes=1000", "num_episodes=10")
+        words = shlex.split(command)[1:]
+        if words[0].endswith("ff_mappo.py"):
+            assert run_cli(monkeypatch, "ff_mappo", *words[1:]) == (0, "")
+        else:
+            main = {"mava.evaluate": evaluate.main, "mava.render": render.main}[words[1]]
+            main(words[2:])
+    assert "step_2" in read_metrics(tmp_path)
+    assert (tmp_path / "results.json").exists()
+    assert (tmp_path / "episodes.gif").exists()
 
 
 def test_run_folder_is_under_the_system_name(monkeypatch, tmp_path):
