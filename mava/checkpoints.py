@@ -26,7 +26,6 @@ from mava.snapshot import Packed, Progress, Snapshot, to_host, unpack
 
 FORMAT = 1  # of what a checkpoint holds; one more with each change that old code can't read
 UNEVALUATED = ".unevaluated"  # suffix of a checkpoint saved between a block and its evaluation
-DAMAGED = ".damaged"
 
 
 class Stored(NamedTuple):
@@ -55,28 +54,28 @@ class Checkpoints:
         self._about = about
         self._pool = ThreadPoolExecutor(1)
         self._saving: Future = self._pool.submit(_import_orbax)
-        self._saved_step: int | None = None
+        self._saved: Path | None = None
 
     def start_from(self, stored: Stored | None) -> None:
-        """Goes on from this checkpoint: what is newer, or unfinished, makes way."""
-        complete = list_checkpoints(self._folder)
-        good = complete[: complete.index(stored.folder) + 1] if stored else []
-        for path in self._folder.glob("*"):
-            if path in good or path.name.endswith(DAMAGED):
-                continue
-            if path in complete:
-                damaged = path.with_name(f"{path.name}{DAMAGED}")
-                shutil.rmtree(damaged, ignore_errors=True)
-                os.rename(path, damaged)
-            else:
+        """Goes on from this checkpoint; newer ones, which are damaged, and unfinished make way."""
+        for pattern in ("*.unfinished", "*.deleted", "*/*.deleted"):
+            for path in self._folder.glob(pattern):
                 shutil.rmtree(path)
-        self._saved_step = stored.progress.env_step if stored else None
+        complete = list_checkpoints(self._folder)
+        newer = complete[complete.index(stored.folder) + 1 :] if stored else complete
+        for path in newer:
+            damaged = path.with_name(f"{path.name}.damaged")
+            shutil.rmtree(damaged, ignore_errors=True)
+            os.rename(path, damaged)
+        self._saved = stored.folder if stored else None
 
     def save_if_due(self, snapshot: Snapshot) -> None:
         """Saves if the interval is over, unless the last checkpoint is still being written."""
         self.raise_errors()
-        env_step = snapshot.progress.env_step
-        due = env_step - (self._saved_step or 0) >= self._options.save_interval_steps
+        saved_step = env_step_of(self._saved) if self._saved else 0
+        due = snapshot.progress.env_step - saved_step >= self._options.save_interval_steps
+        if self._saved is not None and self._saved.suffix == UNEVALUATED:  # now it is evaluated
+            due = True
         if self._options.save_model and due and self._saving.done():
             self._submit(snapshot)
 
@@ -101,8 +100,7 @@ class Checkpoints:
         """Copies the arrays, which the next block may overwrite, and writes them meanwhile."""
         arrays, buffers = to_host(snapshot)
         about = {**self._about, "progress": dataclasses.asdict(snapshot.progress)}
-        self._saved_step = snapshot.progress.env_step
-        path = self._folder / checkpoint_name(snapshot)
+        path = self._saved = self._folder / checkpoint_name(snapshot)
         self._saving = self._pool.submit(self._write, path, arrays, buffers, about)
 
     def _write(self, path: Path, arrays: Packed, buffers: Packed, about: dict[str, Any]) -> None:
@@ -188,7 +186,7 @@ def write(folder: Path, arrays: Packed, buffers: Packed, about: dict[str, Any]) 
     os.rename(unfinished, folder)
 
 
-def read(folder: Path) -> Stored:
+def read(folder: Path, with_buffer: bool = True) -> Stored:
     """Returns a checkpoint; raises UserError for its format, other exceptions if it is damaged."""
     import orbax.checkpoint as ocp
 
@@ -201,8 +199,8 @@ def read(folder: Path) -> Stored:
         )
     arrays: dict[str, np.ndarray] = {}
     for name, item in about["items"].items():
-        if name == "buffer" and not (folder / name).exists():
-            continue  # only the newest checkpoint keeps it
+        if name == "buffer" and not (with_buffer and (folder / name).exists()):
+            continue
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             data = checkpointer.restore(folder / name, args=ocp.args.PyTreeRestore())["data"]
         if zlib.crc32(data.data) != item["crc32"]:
@@ -211,7 +209,7 @@ def read(folder: Path) -> Stored:
     return Stored(folder, arrays, about)
 
 
-def read_newest(folder: Path) -> Stored | None:
+def read_newest(folder: Path, with_buffer: bool = True) -> Stored | None:
     """Returns the newest checkpoint that isn't damaged; says which ones are. None: there is none.
 
     Raises UserError if there are checkpoints and all are damaged.
@@ -219,12 +217,21 @@ def read_newest(folder: Path) -> Stored | None:
     found = list_checkpoints(folder)
     for path in reversed(found):
         try:
-            return read(path)
+            stored = read(path, with_buffer)
+            if with_buffer and "buffer" in stored.about["items"] and not (path / "buffer").exists():
+                if path == found[-1]:
+                    raise ValueError("its replay buffer is missing")
+                print(
+                    f"{path} has no replay buffer, only the newest checkpoint keeps it: the run "
+                    "goes on with an empty one.",
+                    file=sys.stderr,
+                )
+            return stored
         except UserError:
             raise
         except Exception as error:
             if not path.exists():  # a run that goes on has deleted it
-                return read_newest(folder)
+                return read_newest(folder, with_buffer)
             print(
                 f"The checkpoint {path} is damaged, so the one before it is used: "
                 f"{_reason(error)}.",
@@ -235,14 +242,14 @@ def read_newest(folder: Path) -> Stored | None:
     return None
 
 
-def read_checkpoint(run_folder: Path, which: str) -> Stored:
+def read_checkpoint(run_folder: Path, which: str, with_buffer: bool = True) -> Stored:
     """Returns the checkpoint "best" or "last" (the newest one), or that of an environment step."""
     folder = run_folder / "checkpoints"
     steps = {env_step_of(path): path for path in list_checkpoints(folder)}
     if not steps:
         raise UserError(f"There are no checkpoints in {run_folder}.")
     if which in ("best", "last"):
-        stored = read_newest(folder)
+        stored = read_newest(folder, with_buffer)
         assert stored is not None
         return stored
     if not which.isdecimal() or int(which) not in steps:
@@ -251,7 +258,7 @@ def read_checkpoint(run_folder: Path, which: str) -> Stored:
             f"{', '.join(map(str, steps))}."
         )
     try:
-        return read(steps[int(which)])
+        return read(steps[int(which)], with_buffer)
     except UserError:
         raise
     except Exception as error:

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -84,6 +85,11 @@ class LoggerConfig:
             value = getattr(checkpointing, name)
             if value is not None and value < 1:
                 raise ValueError(f"logger.checkpointing.{name}={value} must be at least 1.")
+        if checkpointing.load_args.checkpoint == "best":
+            raise ValueError(
+                "logger.checkpointing.load_args.checkpoint=best must be last or a number of steps: "
+                "of the best parameters only the policy's are kept, not the critic's."
+            )
         if checkpointing.load_model and checkpointing.load_args.run is None:
             raise ValueError(
                 "logger.checkpointing.load_model=true needs a run folder in "
@@ -110,6 +116,16 @@ class RunConfig:
     composed: DictConfig  # by Hydra: env and network are built from it, the run folder keeps it
 
 
+def run_command(main: Callable[[list[str]], None]) -> None:
+    """Runs a command line; what is wrong with it ends it with one sentence."""
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
 def load_system(path: str, name: str | None = None) -> ModuleType:
     """Imports a system file as an ordinary module called `name`, by default its stem.
 
@@ -127,7 +143,11 @@ def load_system(path: str, name: str | None = None) -> ModuleType:
         raise UserError(f"{file} is no Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        del sys.modules[name]
+        raise UserError(f"{file} can't be imported: {error}.") from error
     return module
 
 

@@ -14,16 +14,17 @@ MAX_CACHE_BYTES = 2 * 1024**3
 DEFAULT_CPU_DEVICES = 2  # so that a result does not hang on the core count of the host
 
 
-def choose_devices(num_devices: int | None) -> list[jax.Device]:
-    """Returns the devices to use: those asked for, else all accelerators, or two CPU devices."""
+def choose_devices(num_devices: int | None, option: str = "arch.num_devices") -> list[jax.Device]:
+    """Returns the devices to use: as many as the option asks for, else all accelerators, or two CPU
+    devices.
+    """
     available = jax.local_devices()
     if num_devices is None:
         on_cpu = available[0].platform == "cpu"
         return available[:DEFAULT_CPU_DEVICES] if on_cpu else available
     if num_devices > len(available):
         raise UserError(
-            f"arch.num_devices={num_devices}, but there are {len(available)} "
-            f"({available[0].platform})."
+            f"{option}={num_devices}, but there are {len(available)} ({available[0].platform})."
         )
     return available[:num_devices]
 

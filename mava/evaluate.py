@@ -2,18 +2,16 @@
 
 import json
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from mava.config import UserError
+from mava.config import UserError, run_command
 from mava.devices import choose_devices
 from mava.evaluator import in_order
-from mava.policy import Policy, load_policy, parse_options
+from mava.policy import Policy, key_of, load_policy, parse_options
 from mava.programs import compile_evaluate
 from mava.summary import mean_name
 
@@ -71,11 +69,16 @@ def interval(name: str, values: np.ndarray) -> Interval:
     return Interval(mean, mean - width, mean + width)
 
 
+def _strict(values: dict[str, float]) -> dict[str, float | None]:
+    """Returns values for JSON, which knows no NaN."""
+    return {name: None if math.isnan(x) else x for name, x in values.items()}
+
+
 def evaluate(policy: Policy, options: Options) -> dict[str, np.ndarray]:
     """Returns the values (num_episodes,) of every metric."""
     arch = policy.config.arch
     num_episodes = options.num_episodes or arch.num_absolute_metric_eval_episodes
-    devices = choose_devices(options.num_devices)
+    devices = choose_devices(options.num_devices, "num_devices")
     program = compile_evaluate(
         policy.env,
         policy.system,
@@ -86,7 +89,7 @@ def evaluate(policy: Policy, options: Options) -> dict[str, np.ndarray]:
         max_episodes=num_episodes,
         greedy=arch.evaluation_greedy if options.greedy is None else options.greedy,
     )
-    key = policy.key if options.seed is None else jax.random.key(options.seed)
+    key = policy.key if options.seed is None else key_of(options.seed)
     results = program(
         policy.act_params, key, np.int32(num_episodes), np.arange(len(devices), dtype=np.int32)
     )
@@ -111,7 +114,7 @@ def main(arguments: list[str]) -> None:
         "task": policy.config.task_name,
         "num_episodes": len(values["episode_return"]),
         "metrics": {
-            name: {**x._asdict(), "episodes": values_of.tolist()}
+            name: {**_strict(x._asdict()), "episodes": values_of.tolist()}
             for (name, x), values_of in zip(intervals.items(), values.values(), strict=True)
         },
     }
@@ -133,7 +136,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(str(error))
+    run_command(main)

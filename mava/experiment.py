@@ -31,7 +31,7 @@ from mava.resume import (
     check_overrides,
     plan_rest,
 )
-from mava.run_folder import create_run_folder, write_config
+from mava.run_folder import create_run_folder, lock_folder, write_config
 from mava.signals import Stopped, StopSignals
 from mava.snapshot import Progress
 from mava.stored_run import find_system_file, load_run
@@ -53,6 +53,10 @@ def main(file: str, network: str) -> None:
 
     try:
         module = configuration.load_system(file)
+        folder, overrides, flags = resume_arguments(sys.argv[1:])
+        if folder is not None and not flags:  # what is composed here is not what is stored there
+            resume(Path(folder), Path(file).stem, overrides)
+            return
         configuration.register(module.Config, Path(file).stem, network)
         job = functools.partial(run_job, file)
         job.__module__ = Path(file).stem  # Hydra names the job after it
@@ -62,6 +66,16 @@ def main(file: str, network: str) -> None:
     except Stopped as stop:
         print(stop, file=sys.stderr)
         sys.exit(stop.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def resume_arguments(arguments: list[str]) -> tuple[str | None, list[str], list[str]]:
+    """Returns the run folder after `resume=`, if any, the other overrides, and the flags."""
+    folders = [x.removeprefix("resume=") for x in arguments if x.startswith("resume=")]
+    flags = [x for x in arguments if x.startswith("-")]
+    overrides = [x for x in arguments if not x.startswith(("-", "resume="))]
+    return (folders[-1] if folders else None), overrides, flags
 
 
 def run_job(file: str, cfg: Any) -> float:
@@ -72,7 +86,7 @@ def run_job(file: str, cfg: Any) -> float:
     hydra_cfg = HydraConfig.get()
     try:
         if cfg.resume is not None:
-            overrides = [x for x in hydra_cfg.overrides.task if not x.startswith("resume=")]
+            _, overrides, _ = resume_arguments(list(hydra_cfg.overrides.task))
             return resume(Path(str(cfg.resume)), Path(file).stem, overrides)
         module = configuration.load_system(file)
         return run(module, configuration.parse(cfg, Path(file).resolve()))
@@ -201,34 +215,36 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
         folder: that of a run to go on with; None starts a new one.
     """
     use_compilation_cache(config.arch.compilation_cache)
-    resumed = read_newest(folder / "checkpoints") if folder else None
-    with no_garbage_collection():
-        env, system, plan = build(module, config, resumed)
-    if config.logger.render_every is not None:
-        check_drawable(env.env)
-    pretrained = None if resumed else read_pretrained(config, system)
-    if folder is not None and resumed is not None:
-        record = read_record(folder / "metrics.json")
-        complete = resumed.progress.num_evaluations == plan.num_evaluations
-        if complete and "absolute_metrics" in record:
-            print(f"{folder} is complete; a larger system.total_timesteps makes it go on.")
-            return record["absolute_metrics"]["mean_episode_return"][0]
-    with StopSignals() as signals, debug_nans(config.arch.debug), ExitStack() as stack:
+    with ExitStack() as stack:
+        resumed = None
+        if folder is not None:
+            stack.callback(lock_folder(folder).release)
+            resumed = read_newest(folder / "checkpoints")
+        with no_garbage_collection():
+            env, system, plan = build(module, config, resumed)
+        if config.logger.render_every is not None:
+            check_drawable(env.env)
+        pretrained = None if resumed else read_pretrained(config, system)
+        if folder is not None and resumed is not None:
+            result = result_if_complete(folder, plan, resumed.progress)
+            if result is not None:
+                return result
+        signals = stack.enter_context(StopSignals())
+        stack.enter_context(debug_nans(config.arch.debug))
+        is_new = folder is None
         if folder is None:
-            folder, purge_step = create_run_folder(config), None
-        else:
-            write_config(config, folder)
-            purge_step = resumed.progress.env_step + 1 if resumed else 0
+            folder = create_run_folder(config)
+            stack.callback(lock_folder(folder).release)
         about = about_run(config, plan)
         if resumed:
             announce_resumed(config, plan, resumed, about)
-        announce(config, plan, folder)
+        announce(config, plan, folder, is_new)
         try:
             checkpoints = Checkpoints(folder / "checkpoints", config.logger.checkpointing, about)
             stack.callback(checkpoints.close)
             checkpoints.start_from(resumed)
             progress = resumed.progress if resumed else Progress()
-            loggers = make_loggers(config, plan, folder, progress, purge_step)
+            loggers = make_loggers(config, plan, folder, progress, is_new)
             for logger in loggers:
                 stack.callback(logger.close)
             renderer = make_renderer(config, env, system, folder, loggers)
@@ -237,25 +253,41 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
             pool = stack.enter_context(ThreadPoolExecutor(4))
             with no_garbage_collection():
                 programs = compile_programs(env, system, plan, config, pool)
+            write_config(
+                config, folder
+            )  # now that it is known to work: a resumed run may change it
             training = Training(
                 system, programs, plan, config, folder, loggers, checkpoints, renderer, signals
             )
             return training.run(resumed, pretrained)
         except OSError as error:
             raise TrainingError(
-                f"Can't write to {folder}: {error.strerror or error}. Training stopped; to go on "
-                f"from the last checkpoint: resume={folder}."
+                f"Can't write to {folder}: {error.strerror or error}. Training stopped; what was "
+                "saved before is complete."
             ) from error
 
 
+def result_if_complete(folder: Path, plan: Plan, progress: Progress) -> float | None:
+    """Returns the mean return of the last evaluation of a run that has nothing left to do."""
+    record = read_record(folder / "metrics.json")
+    if progress.num_evaluations < plan.num_evaluations:
+        return None
+    if plan.num_absolute_episodes and "absolute_metrics" not in record:
+        return None
+    print(f"{folder} is complete; a larger system.total_timesteps makes it go on.")
+    if plan.num_absolute_episodes:
+        return record["absolute_metrics"]["mean_episode_return"][0]
+    return progress.mean_return
+
+
 def make_loggers(
-    config: RunConfig, plan: Plan, folder: Path, progress: Progress, purge_step: int | None
+    config: RunConfig, plan: Plan, folder: Path, progress: Progress, is_new: bool
 ) -> list[Logger]:
     chosen: list[Logger] = []
     if config.logger.use_console:
         chosen.append(ConsoleLogger(plan.total_steps, progress.env_step, config.arch.debug))
     if config.logger.use_tb:
-        chosen.append(TensorBoardLogger(folder / "tensorboard", purge_step))
+        chosen.append(TensorBoardLogger(folder / "tensorboard", None if is_new else progress))
     if config.logger.use_json:
         names = (config.env_name, config.task_name, config.system_name, config.system.seed)
         chosen.append(JsonLogger(folder / "metrics.json", *names, progress.num_evaluations))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from mava.config import UserError
+from mava.snapshot import Progress
 
 JSON_METRICS = ("mean_episode_return", "win_rate", "steps_per_second")
 
@@ -97,19 +98,26 @@ class TensorBoardLogger:
     for it for ever.
     """
 
-    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+    def __init__(self, folder: Path, progress: Progress | None = None) -> None:
         """Args:
         folder: where the event files are.
-        purge_step: what an earlier part of the run wrote from this step on is hidden.
+        progress: of a run that goes on. What it wrote from there on is hidden, and of that step
+            what is known is written again: nothing is lost or there twice.
         """
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import SessionLog
 
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}.{time.time_ns()}")
-        if purge_step is not None:
-            start = SessionLog(status=SessionLog.START)
-            self._write(step=purge_step, session_log=start)
+        if progress is not None:
+            step, elapsed = progress.env_step, progress.elapsed
+            self._write(step=step, session_log=SessionLog(status=SessionLog.START))
+            if progress.trained:
+                index = progress.num_blocks - 1
+                self.write(Event("train", index, step, elapsed, progress.trained))
+            if progress.evaluated:
+                index = progress.num_evaluations - 1
+                self.write(Event("evaluation", index, step, elapsed, progress.evaluated))
         self._writer.flush()
 
     def write(self, event: Event) -> None:

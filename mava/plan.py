@@ -107,7 +107,7 @@ def make_plan(
     return plan
 
 
-def announce(config: RunConfig, plan: Plan, folder: Path) -> None:
+def announce(config: RunConfig, plan: Plan, folder: Path, is_new: bool) -> None:
     """Prints what will run, before anything is compiled."""
     if not config.logger.use_console:
         return
@@ -126,6 +126,6 @@ def announce(config: RunConfig, plan: Plan, folder: Path) -> None:
         )
     free = jax.local_device_count() - len(plan.devices)
     chosen = config.arch.debug or config.arch.num_devices is not None
-    if platform == "cpu" and free > 0 and not chosen:
+    if platform == "cpu" and free > 0 and is_new and not chosen:
         print(f"{free} more CPU cores are free: arch.num_devices={free + len(plan.devices)}.")
     print(f"Results: {folder}\nCompiling...", flush=True)

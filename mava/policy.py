@@ -42,7 +42,7 @@ def load_policy(folder: Path, checkpoint: str, overrides: list[str]) -> Policy:
     """
     module, config = load_run(folder, overrides)
     use_compilation_cache(config.arch.compilation_cache)
-    stored = read_checkpoint(folder, checkpoint)
+    stored = read_checkpoint(folder, checkpoint, with_buffer=False)
     with experiment.no_garbage_collection():
         env = experiment.make_vector_env(config)
         system = experiment.make_system(module, env, config, config.system)
@@ -66,6 +66,13 @@ def load_policy(folder: Path, checkpoint: str, overrides: list[str]) -> Policy:
         env_step=stored.progress.env_step,
         key=jax.random.fold_in(key, stored.about["num_evaluations"]),
     )
+
+
+def key_of(seed: int) -> jax.Array:
+    """Returns the key of a seed given by the user; raises UserError."""
+    if not 0 <= seed < 2**32:
+        raise UserError(f"seed={seed} must be between 0 and 2**32 - 1.")
+    return jax.random.key(seed)
 
 
 def parse_options(

@@ -5,7 +5,6 @@
 
 import math
 import os
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mava.config import UserError
+from mava.config import UserError, run_command
 from mava.evaluator import Evaluation, act, start
 from mava.logger import TensorBoardLogger
 from mava.types import MarlEnv, Observation, System
@@ -199,9 +198,14 @@ class Renderer:
                 raise _GivenUp
             yield image
 
-    def finish(self) -> None:
-        """Waits for what is still being drawn."""
-        for job in self._jobs:
+    def is_done(self) -> bool:
+        """Returns whether all that was asked for is drawn."""
+        return all(job.done() for job in self._jobs)
+
+    def raise_errors(self) -> None:
+        """Raises what went wrong while drawing."""
+        for job in [job for job in self._jobs if job.done()]:
+            self._jobs.remove(job)
             job.result()
 
     def close(self) -> None:
@@ -234,7 +238,7 @@ Without a seed the episodes are the first of the run's absolute metric."""
 
 def main(arguments: list[str]) -> None:
     """The command line."""
-    from mava.policy import load_policy, parse_options
+    from mava.policy import key_of, load_policy, parse_options
 
     options, overrides = parse_options(Options, arguments, USAGE)
     out = Path(options.out)
@@ -244,7 +248,7 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"episodes={options.episodes} and fps={options.fps} must be above 0.")
     policy = load_policy(Path(options.run), options.checkpoint, overrides)
     check_drawable(policy.env)
-    key = policy.key if options.seed is None else jax.random.key(options.seed)
+    key = policy.key if options.seed is None else key_of(options.seed)
     greedy = options.greedy
     if greedy is None:
         greedy = policy.config.arch.evaluation_greedy
@@ -266,7 +270,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        sys.exit(str(error))
+    run_command(main)

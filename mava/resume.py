@@ -53,7 +53,8 @@ def plan_rest(run: RunConfig, steps_per_update: int, stored: Stored) -> Plan:
     Raises UserError.
     """
     about, progress = stored.about, stored.progress
-    num_devices = run.arch.num_devices or about["num_devices"]
+    asked_for = None if run.arch.debug else run.arch.num_devices
+    num_devices = asked_for or about["num_devices"]
     if num_devices > jax.local_device_count():
         raise UserError(
             f"The run used {num_devices} devices, here are {jax.local_device_count()}: it can't go "

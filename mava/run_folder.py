@@ -10,6 +10,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 import mava
@@ -43,6 +44,20 @@ def create_run_folder(run: RunConfig) -> Path:
     return folder
 
 
+def lock_folder(folder: Path) -> FileLock:
+    """Makes sure that one process alone trains in a run folder, as long as it lives or until the
+    lock is released; raises UserError.
+    """
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise UserError(f"{folder}: another process is training there.") from error
+    except OSError as error:
+        raise UserError(f"Can't write to {folder}: {error.strerror}.") from error
+    return lock
+
+
 def write_config(run: RunConfig, folder: Path) -> None:
     """Writes config.yaml, or replaces it as a whole."""
     temporary = folder / "config.yaml.tmp"
@@ -54,6 +69,7 @@ def versions(system_file: Path) -> dict[str, object]:
     """Returns the Python version, the git commits of the library and system file, all packages."""
     packages = {dist.name: dist.version for dist in metadata.distributions()}
     return {
+        "system_file": str(system_file),
         "python": platform.python_version(),
         "mava_git_commit": _git_commit(Path(mava.__file__).parent),
         "system_file_git_commit": _git_commit(system_file.parent),

@@ -23,6 +23,8 @@ class Progress:
     elapsed: float = 0.0  # seconds from the end of the first block to that of the last
     mean_return: float = math.nan  # of the last evaluation
     best_return: float = -math.inf  # of the best one
+    trained: dict[str, float] = dataclasses.field(default_factory=dict)  # logged of the last block
+    evaluated: dict[str, float] = dataclasses.field(default_factory=dict)  # and of its evaluation
 
 
 class Snapshot(NamedTuple):

@@ -1,13 +1,17 @@
 """What a run folder knows of its run: the system file and the config, with changes to it."""
 
 import hashlib
+import json
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from mava import config as configuration
 from mava.config import Arch, LoggerConfig, RunConfig, UserError
@@ -38,10 +42,11 @@ def load_run(folder: Path, overrides: list[str]) -> tuple[ModuleType, RunConfig]
     Raises UserError.
     """
     file = find_system_file(folder).resolve()
+    _find_neighbours(folder)
     path_hash = hashlib.sha256(str(file).encode()).hexdigest()[:8]  # many runs have one stem
     module = configuration.load_system(str(file), f"{file.stem}@{path_hash}")
-    stored: Any = OmegaConf.load(folder / "config.yaml")
     try:
+        stored: Any = OmegaConf.load(folder / "config.yaml")
         cfg: Any = OmegaConf.create(
             {
                 "arch": _defaults(Arch, "arch/anakin.yaml"),
@@ -53,9 +58,19 @@ def load_run(folder: Path, overrides: list[str]) -> tuple[ModuleType, RunConfig]
         OmegaConf.set_struct(cfg, True)
         for override in overrides:
             _apply(cfg, override)
-    except OmegaConfBaseException as error:
+    except UserError:
+        raise
+    except (OmegaConfBaseException, HydraException, YAMLError) as error:
         raise UserError(f"{folder}: {error}") from error
     return module, configuration.parse(cfg, file)
+
+
+def _find_neighbours(folder: Path) -> None:
+    """Lets the copy of a system file import the modules that stood beside the original."""
+    file = folder / "versions.json"
+    original = json.loads(file.read_text()).get("system_file") if file.exists() else None
+    if original is not None and str(Path(original).parent) not in sys.path:
+        sys.path.append(str(Path(original).parent))
 
 
 def _defaults(schema: type, file: str) -> DictConfig:
@@ -76,6 +91,8 @@ def _apply(cfg: DictConfig, text: str) -> None:
             raise UserError(f"{text}: {cfg.env.env_name} has {names}.")
         cfg.env.scenario = OmegaConf.load(file)
         return
+    if override.is_sweep_override():
+        raise UserError(f"{text}: one value, not several.")
     if override.is_delete() or "." not in key or "/" in key:
         raise UserError(f"{text}: of a stored run only single options can be changed.")
     OmegaConf.update(cfg, key, override.value(), merge=True, force_add=override.is_add())

@@ -92,9 +92,12 @@ class Training:
         mean_return = self.progress.mean_return
         if self.plan.num_absolute_episodes:
             mean_return = self.evaluate_best()
-        if self.renderer is not None:
-            self.renderer.finish()
-        self.stop_if_asked()
+        renderer = self.renderer
+        if renderer is not None:
+            self.wait(lambda: renderer.is_done() or self.signals.received is not None)
+            renderer.raise_errors()
+        if self.signals.received is not None:
+            raise Stopped(self.signals.received, f"Stopped; the run in {self.folder} is complete.")
         return mean_return
 
     @property
@@ -142,9 +145,11 @@ class Training:
             steps_per_second=block_steps / (now - start),
             elapsed=now - self.start_time,
         )
+        trained = summarise_training(jax.device_get(metrics))
+        trained["steps_per_second"] = progress.steps_per_second
+        progress = dataclasses.replace(progress, trained=trained, evaluated={})
         self.snapshot = Snapshot(learner_state, actor_state, self.snapshot.best_params, progress)
-        values = summarise_training(jax.device_get(metrics))
-        self.log("train", index, values | {"steps_per_second": progress.steps_per_second})
+        self.log("train", index, trained)
         self.warn_of_long_blocks(now - start)
 
     def evaluate_block(self) -> None:
@@ -155,15 +160,19 @@ class Training:
         mean_return = values["mean_episode_return"]
         if not math.isfinite(mean_return):
             raise TrainingError(f"The return of evaluation {index} is {mean_return}.")
-        progress = dataclasses.replace(before, num_evaluations=index + 1, mean_return=mean_return)
+        values["steps_per_second"] = before.steps_per_second
+        progress = dataclasses.replace(
+            before, num_evaluations=index + 1, mean_return=mean_return, evaluated=values
+        )
         best_params = self.snapshot.best_params
         if mean_return >= before.best_return:  # of equals the latest: where returns have a maximum,
             # luck reaches it in some evaluation long before the parameters are any good
             progress = dataclasses.replace(progress, best_return=mean_return)
             best_params = act_params
         self.snapshot = self.snapshot._replace(best_params=best_params, progress=progress)
-        self.log("evaluation", index, values | {"steps_per_second": progress.steps_per_second})
+        self.log("evaluation", index, values)
         if self.renderer is not None:
+            self.renderer.raise_errors()
             self.renderer.render_if_due(index, act_params, progress.env_step)
 
     def evaluate_best(self) -> float:
@@ -232,7 +241,8 @@ def read_pretrained(config: RunConfig, system: System) -> Stored | None:
     options = config.logger.checkpointing
     if not options.load_model or options.load_args.run is None:
         return None
-    stored = read_checkpoint(Path(options.load_args.run), options.load_args.checkpoint)
+    folder = Path(options.load_args.run)
+    stored = read_checkpoint(folder, options.load_args.checkpoint, with_buffer=False)
     learner_state = jax.eval_shape(system.init, jax.random.key(0))
     if not hasattr(learner_state, "params"):
         raise UserError(

@@ -55,6 +55,14 @@ def run_cli(monkeypatch, system, *overrides):
         (["resume=nowhere"], "nowhere is no folder."),
         (["logger.checkpointing.load_model=true"], "needs a run folder in"),
         (["logger.checkpointing.load_args.run=x"], "is only read with"),
+        (
+            [
+                "logger.checkpointing.load_model=true",
+                "logger.checkpointing.load_args.run=x",
+                "logger.checkpointing.load_args.checkpoint=best",
+            ],
+            "load_args.checkpoint=best must be last or a number of steps",
+        ),
         (["logger.checkpointing.max_to_keep=0"], "max_to_keep=0 must be at least 1."),
         (["logger.render_every=0"], "logger.render_every=0 must be at least 1."),
         (["env=chess"], "Available options in 'env':\n\tlbf\n\trware"),
@@ -287,6 +295,11 @@ def test_readme_commands_on_a_finished_run(tmp_path, monkeypatch):
             main = {"mava.evaluate": evaluate.main, "mava.render": render.main}[words[1]]
             main(words[2:])
     assert "step_2" in read_metrics(tmp_path)
+    # Checked against what is stored, not against the default environment, which lacks this option.
+    options = (f"resume={folder}", "system.total_timesteps=400", "env.kwargs.team_reward=false")
+    assert run_cli(monkeypatch, "ff_mappo", *options) == (0, "")
+    assert "step_3" in read_metrics(tmp_path)
+    assert "team_reward: false" in (folder / "config.yaml").read_text()
     assert (tmp_path / "results.json").exists()
     assert (tmp_path / "episodes.gif").exists()
 

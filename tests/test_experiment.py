@@ -61,7 +61,7 @@ def test_the_folder_holds_what_is_needed_to_know_the_run(tmp_path):
     train("ff_mappo", *TINY, f"logger.base_exp_path={tmp_path}", probe="RightAction")
     folder = run_folder(tmp_path)
     assert folder.relative_to(tmp_path).parts[:4] == ("ff_mappo", "Probe", "RightAction", "seed_42")
-    names = sorted(file.name for file in folder.iterdir())
+    names = sorted(file.name for file in folder.iterdir() if file.name != ".lock")
     assert names == [
         "checkpoints", "config.yaml", "ff_mappo.py", "metrics.json", "tensorboard", "versions.json",
     ]  # fmt: skip

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mava import experiment
 from tests.running import SYSTEMS, TINY, read_metrics, run_folder, train, without_times
@@ -20,7 +21,7 @@ def options(num_evaluations):
         f"system.num_updates={20 * num_evaluations}",
         f"arch.num_evaluation={num_evaluations}",
     )
-    return (*TINY, "env=lbf", "logger.use_tb=false", *counts)
+    return (*TINY, "env=lbf", *counts)
 
 
 def run(*arguments, cwd, kill_after=None, after_line="Compiling"):
@@ -47,8 +48,19 @@ def run(*arguments, cwd, kill_after=None, after_line="Compiling"):
     return process.returncode, "".join(lines) + output, errors
 
 
-def same_record(first, second):
-    return without_times(read_metrics(first)) == without_times(read_metrics(second))
+def assert_same_results(first, second):
+    """The same JSON but for times, and the same steps in TensorBoard."""
+    assert without_times(read_metrics(first)) == without_times(read_metrics(second))
+    assert tensorboard_steps(first) == tensorboard_steps(second)
+
+
+def tensorboard_steps(results):
+    accumulator = EventAccumulator(str(run_folder(results) / "tensorboard"))
+    accumulator.Reload()
+    return {
+        tag: [event.step for event in accumulator.Scalars(tag)]
+        for tag in accumulator.Tags()["scalars"]
+    }
 
 
 def test_a_killed_run_goes_on(tmp_path):
@@ -59,7 +71,7 @@ def test_a_killed_run_goes_on(tmp_path):
     assert code == -signal.SIGKILL
     assert len(read_metrics(killed)) < 13  # valid JSON, not all of it
     experiment.resume(run_folder(killed), "ff_ippo", ["logger.use_console=false"])
-    assert same_record(straight, killed)
+    assert_same_results(straight, killed)
 
 
 @pytest.mark.slow
@@ -83,5 +95,5 @@ def test_a_run_killed_twenty_times_goes_on(tmp_path):
     print(f"{kills} kills", *resumed_at, sep="\n")
     code, _, errors = run(*arguments, cwd=killed)
     assert code == 0, errors
-    assert same_record(straight, killed)
+    assert_same_results(straight, killed)
     assert kills == 20, "the run was over before: make it longer"

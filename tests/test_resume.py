@@ -1,5 +1,6 @@
 """Runs that are stopped, killed or damaged, and go on as if nothing had happened."""
 
+import json
 import os
 import shutil
 import signal
@@ -11,7 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from mava import experiment
 from mava.checkpoints import Checkpoints, list_checkpoints, read_newest
 from mava.config import UserError
+from mava.run_folder import lock_folder
 from mava.signals import Stopped
+from mava.stored_run import load_run
 from mava.training import Training
 from tests.running import TINY, read_metrics, run_folder, train, without_times
 
@@ -271,6 +274,20 @@ def test_the_stored_system_file_is_what_runs(copy_of):
     assert "train/my_entropy" in tensorboard(copy_of).Tags()["scalars"]
 
 
+def test_a_stored_system_file_finds_the_modules_beside_the_original(copy_of, tmp_path):
+    (tmp_path / "neighbour_of_mine.py").write_text("")
+    file, versions = run_folder(copy_of) / "ff_ippo.py", run_folder(copy_of) / "versions.json"
+    file.write_text(
+        file.read_text().replace("import jax\n", "import jax\nimport neighbour_of_mine\n")
+    )
+    with pytest.raises(UserError, match=r"ff_ippo.py can't be imported: No module named 'neigh"):
+        load_run(run_folder(copy_of), [])
+    known = json.loads(versions.read_text())
+    assert known["system_file"].endswith("mava/systems/ff_ippo.py")
+    versions.write_text(json.dumps({**known, "system_file": str(tmp_path / "ff_ippo.py")}))
+    load_run(run_folder(copy_of), [])
+
+
 def test_other_devices_than_there_were(copy_of):
     about = checkpoints_of(copy_of)[-1] / "about.json"
     about.write_text(about.read_text().replace('"num_devices": 1', '"num_devices": 8'))
@@ -303,6 +320,82 @@ def test_tensorboard_has_no_gaps_and_no_doubles(tmp_path, monkeypatch):
         steps = [event.step for event in tensorboard(tmp_path).Scalars(tag)]
         assert steps == [32, 64, 96, 128, 160, 192]
     assert len(tensorboard(tmp_path).Scalars("absolute/mean_episode_return")) == 1
+
+
+@pytest.mark.parametrize("call", [1, 2], ids=["evaluated again", "saved since"])
+def test_tensorboard_after_a_stop_and_a_kill(call, tmp_path, monkeypatch):
+    """Stopped between a block and its evaluation; killed before or after the next is saved."""
+    options = (*SIX, "arch.num_devices=1", f"logger.base_exp_path={tmp_path}")
+    with monkeypatch.context() as patch:
+        break_at(patch, "evaluate_block", 3, send(signal.SIGTERM))
+        with pytest.raises(Stopped):
+            train("ff_ippo", *options, probe="RandomLength")
+    assert checkpoints_of(tmp_path)[-1].name == "96.unevaluated"
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save_if_due", kill_at(call))
+        with pytest.raises(Killed):
+            go_on(tmp_path)
+    go_on(tmp_path)
+    for tag in ("train/entropy", "evaluation/mean_episode_return"):
+        steps = [event.step for event in tensorboard(tmp_path).Scalars(tag)]
+        assert steps == [32, 64, 96, 128, 160, 192]
+    go_on(tmp_path, "ff_ippo", "system.num_updates=7")
+    steps = [x.step for x in tensorboard(tmp_path).Scalars("absolute/mean_episode_return")]
+    assert steps == [224]
+
+
+def kill_at(call):
+    """Returns a `save_if_due` that saves, and is killed at this call."""
+    calls = []
+
+    def save(self, snapshot):
+        calls.append(1)
+        if len(calls) == call:
+            kill()
+        self.save_now(snapshot)
+
+    return save
+
+
+def test_an_evaluated_checkpoint_follows_the_one_of_a_stop(tmp_path, monkeypatch):
+    options = (*SIX, "arch.num_devices=1", f"logger.base_exp_path={tmp_path}")
+    with monkeypatch.context() as patch:
+        break_at(patch, "evaluate_block", 3, send(signal.SIGTERM))
+        with pytest.raises(Stopped):
+            train("ff_ippo", *options, "logger.checkpointing.save_interval_steps=1000",
+                  probe="RandomLength")  # fmt: skip
+    with monkeypatch.context() as patch:
+        break_at(patch, "train_block", 1, kill)
+        with pytest.raises(Killed):
+            go_on(tmp_path)
+    assert [path.name for path in checkpoints_of(tmp_path)] == ["96"]
+
+
+def test_one_process_at_a_time(finished):
+    lock = lock_folder(run_folder(finished))
+    with pytest.raises(UserError, match="another process is training there"):
+        go_on(finished)
+    lock.release()
+
+
+def test_what_the_user_keeps_among_the_checkpoints_stays(copy_of):
+    newest = checkpoints_of(copy_of)[-1]
+    shutil.copytree(newest, newest.with_name("mine"))
+    newest.with_name("note.txt").write_text("x")
+    go_on(copy_of, "ff_ippo", "system.num_updates=7")
+    assert (newest.with_name("mine") / "about.json").exists()
+    assert newest.with_name("note.txt").exists()
+
+
+def test_a_full_disk_on_resume(copy_of, monkeypatch):
+    def full(config, folder):
+        raise OSError(28, "No space left on device")
+
+    before = (run_folder(copy_of) / "config.yaml").read_text()
+    monkeypatch.setattr(experiment, "write_config", full)
+    with pytest.raises(UserError, match=r"Can't write to .*: No space left on device"):
+        go_on(copy_of, "ff_ippo", "system.num_updates=7")
+    assert (run_folder(copy_of) / "config.yaml").read_text() == before
 
 
 def save_only(evaluation):
