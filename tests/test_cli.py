@@ -36,6 +36,8 @@ def run_cli(monkeypatch, system, *overrides):
         try:
             experiment.main(file, network="mlp")
         except SystemExit as end:
+            if isinstance(end.code, str):  # Python prints it and exits with 1
+                return 1, error.getvalue() + end.code
             return end.code, error.getvalue()
     return 0, error.getvalue()
 
