@@ -125,8 +125,8 @@ def test_saving_waits_for_nothing(tmp_path, monkeypatch):
 
 def test_what_is_saved_is_a_copy(tmp_path, monkeypatch):
     """The next block may overwrite an actor state before it is on disk."""
-    go, write = threading.Event(), checkpoints.write
-    monkeypatch.setattr(checkpoints, "write", lambda *args: (go.wait(), write(*args)))
+    go, write = threading.Event(), Checkpoints._write
+    monkeypatch.setattr(Checkpoints, "_write", lambda *args: (go.wait(), write(*args)))
     saver = Checkpoints(tmp_path, options(), {})
     overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
     before = snapshot(10, position=jnp.arange(100_000.0))

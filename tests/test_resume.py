@@ -1,5 +1,6 @@
 """Runs that are stopped, killed or damaged, and go on as if nothing had happened."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -11,12 +12,20 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mava import experiment
 from mava.checkpoints import Checkpoints, list_checkpoints, read_newest
-from mava.config import UserError
+from mava.config import UserError, load_system
 from mava.run_folder import lock_folder
 from mava.signals import Stopped
 from mava.stored_run import load_run
 from mava.training import Training
-from tests.running import TINY, read_metrics, run_folder, train, without_times
+from tests.running import (
+    SYSTEMS,
+    TINY,
+    make_run,
+    read_metrics,
+    run_folder,
+    train,
+    without_times,
+)
 
 SIX = (*TINY, "system.num_updates=6", "arch.num_evaluation=6", "logger.use_console=false")
 
@@ -177,6 +186,36 @@ def test_a_run_without_a_checkpoint_starts_anew(copy_of, finished):
     same_end(finished, copy_of)
 
 
+FIRST_IS_BEST = """    state, metrics = jax.lax.scan(learn_minibatch, learner_state, rows)
+    sign = jnp.where(learner_state.optim_states.actor[1][0].count == 0, 50.0, -50.0)
+    actor = jax.tree.map(jnp.zeros_like, state.params.actor)
+    actor["params"]["head"]["Dense_0"]["bias"] = sign * jnp.array([-1.0, 1.0])
+    return state.replace(params=state.params._replace(actor=actor)), metrics
+"""
+
+
+def test_the_best_parameters_survive(tmp_path, monkeypatch):
+    """Action 1 pays; only the first block's policy takes it. Killed after the third."""
+    text = (SYSTEMS / "ff_ippo.py").read_text()
+    old = "    return jax.lax.scan(learn_minibatch, learner_state, rows)\n"
+    assert text.count(old) == 1
+    file = tmp_path / "first_is_best.py"
+    file.write_text(text.replace(old, FIRST_IS_BEST))
+    results = tmp_path / "results"
+    options = (*SIX, "arch.num_devices=1", f"logger.base_exp_path={results}")
+    config = make_run("ff_ippo", *options, probe="RewardOfAction")
+    config = dataclasses.replace(config, system_file=file)
+    monkeypatch.setattr(Checkpoints, "save_if_due", Checkpoints.save_now)
+    with monkeypatch.context() as patch:
+        break_at(patch, "train_block", 4, kill)
+        with pytest.raises(Killed):
+            experiment.run(load_system(str(file)), config)
+    go_on(results, "first_is_best")
+    record = read_metrics(results)
+    returns = [values["mean_episode_return"][0] for values in record.values()]
+    assert returns == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+
+
 def test_a_larger_budget_appends_evaluations(copy_of, finished, tmp_path, capsys):
     """The result is that of a run which was longer from the start; twice, by odd numbers."""
     go_on(copy_of, "ff_ippo", "system.num_updates=7", "logger.use_console=true")
@@ -315,6 +354,11 @@ def test_tensorboard_has_no_gaps_and_no_doubles(tmp_path, monkeypatch):
             train("ff_ippo", *options, f"logger.base_exp_path={tmp_path}", probe="RandomLength")
     assert list(read_metrics(tmp_path)) == ["step_0", "step_1", "step_2"]
     assert [path.name for path in checkpoints_of(tmp_path)] == ["32"]
+    with monkeypatch.context() as patch:
+        break_at(patch, "train_block", 1, kill)
+        with pytest.raises(Killed):
+            go_on(tmp_path)
+    assert list(read_metrics(tmp_path)) == ["step_0"]
     go_on(tmp_path)
     for tag in ("train/entropy", "evaluation/mean_episode_return"):
         steps = [event.step for event in tensorboard(tmp_path).Scalars(tag)]
