@@ -232,10 +232,10 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
         signals = stack.enter_context(StopSignals())
         stack.enter_context(debug_nans(config.arch.debug))
         is_new = folder is None
-        if folder is None:
-            folder = create_run_folder(config)
-            stack.callback(lock_folder(folder).release)
         about = about_run(config, plan)
+        if folder is None:
+            folder = create_run_folder(config, about["versions"])
+            stack.callback(lock_folder(folder).release)
         if resumed:
             announce_resumed(config, plan, resumed, about)
         announce(config, plan, folder, is_new)
@@ -253,9 +253,8 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
             pool = stack.enter_context(ThreadPoolExecutor(4))
             with no_garbage_collection():
                 programs = compile_programs(env, system, plan, config, pool)
-            write_config(
-                config, folder
-            )  # now that it is known to work: a resumed run may change it
+            if not is_new:  # the overrides are known to work now
+                write_config(config, folder)
             training = Training(
                 system, programs, plan, config, folder, loggers, checkpoints, renderer, signals
             )

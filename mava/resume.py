@@ -12,7 +12,7 @@ from mava.config import RunConfig, UserError
 from mava.devices import choose_devices
 from mava.plan import Plan, Schedule, make_plan
 from mava.programs import actor_state_shapes
-from mava.run_folder import versions
+from mava.run_folder import find_versions
 from mava.snapshot import first_misfit
 from mava.types import System
 
@@ -98,7 +98,7 @@ def about_run(run: RunConfig, plan: Plan) -> dict[str, Any]:
     """Returns what every checkpoint of a run says of it, as JSON."""
     return {
         "config": OmegaConf.to_container(run.composed, resolve=True),
-        "versions": versions(run.system_file),
+        "versions": find_versions(run.system_file),
         "schedule": list(plan.schedule),
         "num_updates": plan.num_updates,
         "num_evaluations": plan.num_evaluations,

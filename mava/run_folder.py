@@ -17,7 +17,7 @@ import mava
 from mava.config import RunConfig, UserError
 
 
-def create_run_folder(run: RunConfig) -> Path:
+def create_run_folder(run: RunConfig, versions: dict[str, object]) -> Path:
     """Makes results/<system>/<environment>/<task>/seed_<n>/<time>-<id> and returns it.
 
     It holds config.yaml, the system file and versions.json. Raises UserError if it can't be made.
@@ -35,7 +35,7 @@ def create_run_folder(run: RunConfig) -> Path:
         folder.mkdir(parents=True)
         shutil.copy(run.system_file, folder)
         write_config(run, folder)
-        (folder / "versions.json").write_text(json.dumps(versions(run.system_file), indent=2))
+        (folder / "versions.json").write_text(json.dumps(versions, indent=2))
     except OSError as error:
         raise UserError(
             f"logger.base_exp_path={run.logger.base_exp_path}: can't write {folder}: "
@@ -65,7 +65,7 @@ def write_config(run: RunConfig, folder: Path) -> None:
     os.replace(temporary, folder / "config.yaml")
 
 
-def versions(system_file: Path) -> dict[str, object]:
+def find_versions(system_file: Path) -> dict[str, object]:
     """Returns the Python version, the git commits of the library and system file, all packages."""
     packages = {dist.name: dist.version for dist in metadata.distributions()}
     return {
