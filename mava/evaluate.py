@@ -11,7 +11,7 @@ import numpy as np
 from mava.config import UserError, run_command
 from mava.devices import choose_devices
 from mava.evaluator import in_order
-from mava.policy import Policy, key_of, load_policy, parse_options
+from mava.policy import Policy, load_policy, parse_options
 from mava.programs import compile_evaluate
 from mava.summary import mean_name
 
@@ -87,12 +87,10 @@ def evaluate(policy: Policy, options: Options) -> dict[str, np.ndarray]:
         num_envs=options.num_envs or arch.num_envs * policy.config.system.update_batch_size,
         num_episodes=num_episodes,
         max_episodes=num_episodes,
-        greedy=arch.evaluation_greedy if options.greedy is None else options.greedy,
+        greedy=policy.greedy,
     )
-    key = policy.key if options.seed is None else key_of(options.seed)
-    results = program(
-        policy.act_params, key, np.int32(num_episodes), np.arange(len(devices), dtype=np.int32)
-    )
+    indices = np.arange(len(devices), dtype=np.int32)
+    results = program(policy.act_params, policy.key, np.int32(num_episodes), indices)
     return in_order(results, num_episodes)
 
 
@@ -103,7 +101,9 @@ def main(arguments: list[str]) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(f"{name}={value} must be at least 1.")
-    policy = load_policy(Path(options.run), options.checkpoint, overrides)
+    policy = load_policy(
+        Path(options.run), options.checkpoint, overrides, options.greedy, options.seed
+    )
     values = evaluate(policy, options)
     intervals = {mean_name(name): interval(name, x) for name, x in values.items()}
     result = {

@@ -28,17 +28,22 @@ class Policy(NamedTuple):
     env: MarlEnv  # one environment, wrapped as in training
     system: System
     act_params: Any
+    greedy: bool  # for System.act
     env_step: int  # of training, when the checkpoint was saved
-    key: jax.Array  # of the run's absolute metric
+    key: jax.Array  # of the episodes
 
 
-def load_policy(folder: Path, checkpoint: str, overrides: list[str]) -> Policy:
+def load_policy(
+    folder: Path, checkpoint: str, overrides: list[str], greedy: bool | None, seed: int | None
+) -> Policy:
     """Returns the policy of a run; raises UserError.
 
     Args:
         folder: of the run.
         checkpoint: "best", "last", or a number of environment steps.
         overrides: changes of the stored config, such as of the environment.
+        greedy: None: as in the run's evaluations.
+        seed: of the episodes; None: those of the run's absolute metric.
     """
     module, config = load_run(folder, overrides)
     use_compilation_cache(config.arch.compilation_cache)
@@ -54,17 +59,21 @@ def load_policy(folder: Path, checkpoint: str, overrides: list[str]) -> Policy:
     misfit = first_misfit(stored.arrays, {name: params})
     if misfit:
         raise UserError(f"The policy of {folder} does not fit: {misfit}.")
-    params = jax.device_get(
-        fill(stored.arrays, {name: params})[name]
-    )  # to be placed as a program wants it
-    key = run_keys(config.system.seed).evaluation
+    # On the host, to be placed as a program wants it.
+    params = jax.device_get(fill(stored.arrays, {name: params})[name])
+    if seed is None:
+        key = run_keys(config.system.seed).evaluation
+        key = jax.random.fold_in(key, stored.about["num_evaluations"])
+    else:
+        key = key_of(seed)
     return Policy(
         config=config,
         env=env.env,
         system=system,
         act_params=params if checkpoint == "best" else system.act_params(params),
+        greedy=config.arch.evaluation_greedy if greedy is None else greedy,
         env_step=stored.progress.env_step,
-        key=jax.random.fold_in(key, stored.about["num_evaluations"]),
+        key=key,
     )
 
 

@@ -238,7 +238,7 @@ Without a seed the episodes are the first of the run's absolute metric."""
 
 def main(arguments: list[str]) -> None:
     """The command line."""
-    from mava.policy import key_of, load_policy, parse_options
+    from mava.policy import load_policy, parse_options
 
     options, overrides = parse_options(Options, arguments, USAGE)
     out = Path(options.out)
@@ -246,17 +246,17 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"out={out} must end in .gif or .mp4.")
     if options.episodes < 1 or not 0 < options.fps < math.inf:
         raise UserError(f"episodes={options.episodes} and fps={options.fps} must be above 0.")
-    policy = load_policy(Path(options.run), options.checkpoint, overrides)
+    policy = load_policy(
+        Path(options.run), options.checkpoint, overrides, options.greedy, options.seed
+    )
     check_drawable(policy.env)
-    key = policy.key if options.seed is None else key_of(options.seed)
-    greedy = options.greedy
-    if greedy is None:
-        greedy = policy.config.arch.evaluation_greedy
-    run_episode = jax.jit(make_play(policy.env, policy.system, greedy))
+    run_episode = jax.jit(make_play(policy.env, policy.system, policy.greedy))
 
     def episodes() -> Iterator[Iterator[np.ndarray]]:
         for number in range(options.episodes):
-            states, count, episode_return = run_episode(policy.act_params, key, jnp.int32(number))
+            states, count, episode_return = run_episode(
+                policy.act_params, policy.key, jnp.int32(number)
+            )
             print(f"episode {number}: return {episode_return:.4g}, length {count - 1}", flush=True)
             yield draw(policy.env, states, int(count))
 
