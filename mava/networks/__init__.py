@@ -4,6 +4,16 @@ or values, actors and critics join the two.
 
 from mava.networks.feed_forward import FeedForwardActor, FeedForwardCritic
 from mava.networks.heads import CategoricalHead, ValueHead
+from mava.networks.recurrent import RecurrentActor, RecurrentCritic, RecurrentTorso
 from mava.networks.torsos import MLPTorso
 
-__all__ = ["CategoricalHead", "FeedForwardActor", "FeedForwardCritic", "MLPTorso", "ValueHead"]
+__all__ = [
+    "CategoricalHead",
+    "FeedForwardActor",
+    "FeedForwardCritic",
+    "MLPTorso",
+    "RecurrentActor",
+    "RecurrentCritic",
+    "RecurrentTorso",
+    "ValueHead",
+]

@@ -1,0 +1,28 @@
+"""A rollout cut into shorter sequences."""
+
+from typing import TypeVar
+
+import jax
+
+Tree = TypeVar("Tree")
+
+
+def to_sequences(tree: Tree, num_chunks: int) -> Tree:
+    """Cuts arrays (T, E, ...) into C chunks: (L, C * E, ...) with L = T / C.
+
+    Each sequence stays in the order of time: number c * E + e holds the L steps from c * L on of
+    environment e.
+
+    Args:
+        tree: of arrays (T, E, ...).
+        num_chunks: C; divides T.
+    """
+
+    def cut(x: jax.Array) -> jax.Array:
+        num_steps, num_envs, *rest = x.shape
+        length = num_steps // num_chunks
+        assert length * num_chunks == num_steps, f"{num_chunks} chunks of {num_steps} steps"
+        chunks = x.reshape(num_chunks, length, num_envs, *rest)
+        return chunks.swapaxes(0, 1).reshape(length, num_chunks * num_envs, *rest)
+
+    return jax.tree.map(cut, tree)
