@@ -8,7 +8,8 @@ One row per number of environments, all in environment steps per second:
 - training: whole updates, as `mava.experiment` compiles them;
 - bound: 1 / (seconds of a raw step + seconds of the bare matrix work per step), the matrix work
   being the networks' gradients on the same minibatches for the same epochs and their forward
-  passes, timed on one device in the same process; times the devices. The fraction of the bound is
+  passes (of a recurrent network with its cell's), timed on one device in the same process; times
+  the devices. The fraction of the bound is
   training / bound, by wall and by CPU seconds;
 - saving overhead: how much longer training takes with a checkpoint after every block of the run, of
   which the loop itself waits "saving blocks"; the rest is written while the next block runs.
@@ -25,7 +26,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -120,60 +121,86 @@ def rollout_runner(vector_env: Any, system: Any, length: int) -> Callable[[int],
     return repeat(round_, carry)
 
 
-def dense_layers(params: Any) -> list[tuple[jax.Array, jax.Array]]:
-    """Returns kernels and biases of a feed-forward network, torso first."""
-    layers = []
-    for part in ("torso", "head"):
-        modules = params["params"][part].items()
-        dense = {int(name.split("_")[1]): leaf for name, leaf in modules if "kernel" in leaf}
-        layers += [(dense[i]["kernel"], dense[i]["bias"]) for i in sorted(dense)]
-    return layers
+class Network(NamedTuple):
+    """The products of a network: dense layers, a recurrent cell (or None) and more of them."""
+
+    before: list[tuple[jax.Array, jax.Array]]
+    cell: Any
+    after: list[tuple[jax.Array, jax.Array]]
 
 
-def forward(layers: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> jax.Array:
-    """The bare products of an MLP with relu."""
-    for i, (kernel, bias) in enumerate(layers):
+def bare_network(params: Any) -> Network:
+    """Returns what is multiplied in a network of a PPO system with torsos of dense layers."""
+
+    def layers(modules: Any) -> list[tuple[jax.Array, jax.Array]]:
+        dense = {
+            int(name.split("_")[1]): leaf for name, leaf in modules.items() if "kernel" in leaf
+        }
+        return [(dense[i]["kernel"], dense[i]["bias"]) for i in sorted(dense)]
+
+    torso, head = params["params"]["torso"], layers(params["params"]["head"])
+    if "cell" not in torso:
+        return Network(before=layers(torso), cell=None, after=head)
+    after = layers(torso["post_torso"]) + head
+    return Network(before=layers(torso["pre_torso"]), cell=torso["cell"], after=after)
+
+
+def forward(network: Network, cell: Any, x: jax.Array) -> jax.Array:
+    """The bare products of a network with relu, for x (T, rows, features)."""
+    num_steps, num_rows, _ = x.shape
+    x = x.reshape(num_steps * num_rows, -1)
+    for kernel, bias in network.before:
+        x = jax.nn.relu(x @ kernel + bias)
+    if network.cell is not None:
+        x = x.reshape(num_steps, num_rows, -1)
+        carry = cell.initialize_carry(jax.random.key(0), x.shape[1:])
+        _, x = jax.lax.scan(lambda c, x: cell.apply({"params": network.cell}, c, x), carry, x)
+        x = x.reshape(num_steps * num_rows, -1)
+    for i, (kernel, bias) in enumerate(network.after):
         x = x @ kernel + bias
-        x = x if i == len(layers) - 1 else jax.nn.relu(x)
+        x = x if i == len(network.after) - 1 else jax.nn.relu(x)
     return x
 
 
 def matrix_runner(
-    params: Any, config: Any, num_envs: int, num_agents: int, spec: Observation
+    params: Any, run: Any, num_agents: int, spec: Observation
 ) -> Callable[[int], None]:
     """The matrix work of one update of a PPO system: a round is one update."""
-    num_samples = config.rollout_length * num_envs // config.num_minibatches
-    networks = []
-    for network in (params.actor, params.critic):
-        layers = dense_layers(network)
-        per_agent = layers[0][0].shape[0] == spec.agents_view.shape[-1]
-        networks.append((layers, num_agents if per_agent else 1))
-    key = jax.random.key(0)
-    inputs = [
-        jax.random.normal(key, (num_samples * n, layers[0][0].shape[0])) for layers, n in networks
-    ]
+    config, num_envs = run.system, run.arch.num_envs
+    modules = configuration.make_networks(run.composed.network)
+    cells = [modules[f"{name}_network"].get("cell") for name in ("actor", "critic")]
+    networks = [bare_network(network) for network in (params.actor, params.critic)]
+    # A minibatch: whole sequences (steps, rows) for a recurrent network, else steps of any time.
+    is_recurrent = cells[0] is not None
+    num_steps = config.chunk_length if is_recurrent else 1
+    num_rows = config.rollout_length // num_steps * num_envs // config.num_minibatches
+    key, inputs, rollouts = jax.random.key(0), [], []
+    for network in networks:
+        num_features = network.before[0][0].shape[0]
+        views = num_agents if num_features == spec.agents_view.shape[-1] else 1
+        inputs.append(jax.random.normal(key, (num_steps, num_rows * views, num_features)))
+        whole = (config.rollout_length, num_envs * views, num_features)
+        rollouts.append(jax.random.normal(key, whole))
 
     def learn(carry: Any, _: None) -> tuple[Any, None]:
         gradients = [
-            jax.grad(lambda layers, x: jnp.mean(forward(layers, x) ** 2))(layers, x)
-            for layers, x in zip(carry, inputs, strict=True)
+            jax.grad(lambda n, x, cell: jnp.mean(forward(n, cell, x) ** 2))(network, x, cell)
+            for network, x, cell in zip(carry, inputs, cells, strict=True)
         ]
         return jax.tree.map(lambda x, g: x - 1e-6 * g, carry, gradients), None
 
     def act(x: jax.Array, actor: Any) -> jax.Array:
-        return x + 1e-6 * jnp.mean(forward(actor, x))
+        return x + 1e-6 * jnp.mean(forward(actor, cells[0], x))
 
     def round_(carry: tuple) -> tuple:
-        layers, x, total = carry
-        x = jax.lax.fori_loop(0, config.rollout_length, lambda i, x: act(x, layers[0]), x)
-        for _ in range(config.num_minibatches):
-            total += jnp.sum(forward(layers[1], inputs[1]))  # new layers each round
+        networks, x, total = carry
+        x = jax.lax.fori_loop(0, config.rollout_length, lambda i, x: act(x, networks[0]), x)
+        total += jnp.sum(forward(networks[1], cells[1], rollouts[1]))  # other networks each round
         num_gradients = config.ppo_epochs * config.num_minibatches
-        layers, _ = jax.lax.scan(learn, layers, None, length=num_gradients)
-        return layers, x, total
+        networks, _ = jax.lax.scan(learn, networks, None, length=num_gradients)
+        return networks, x, total
 
-    observations = inputs[0][: num_envs * networks[0][1]]
-    return repeat(round_, ([layers for layers, _ in networks], observations, jnp.float32(0)))
+    return repeat(round_, (networks, rollouts[0][:1], jnp.float32(0)))
 
 
 def training_runner(run: Any, module: Any) -> tuple[Callable[[int], Snapshot], float, Any]:
@@ -255,9 +282,7 @@ def benchmark(arguments: argparse.Namespace, num_envs: int, module: Any) -> dict
     steps = num_envs * length
     raw_wall, raw_cpu = measure(raw_runner(vector_env, length), steps)
     rollout_wall, _ = measure(rollout_runner(vector_env, system, length), steps)
-    matrix = matrix_runner(
-        params, run.system, num_envs, vector_env.num_agents, vector_env.observation_spec
-    )
+    matrix = matrix_runner(params, run, vector_env.num_agents, vector_env.observation_spec)
     matrix_wall, matrix_cpu = measure(matrix, steps)
     streams = len(plan.devices)  # the bound is that of one device, as often as there are devices
     bound_wall, bound_cpu = streams / (raw_wall + matrix_wall), 1 / (raw_cpu + matrix_cpu)
@@ -290,7 +315,8 @@ def main() -> None:
     arguments = parser.parse_args()
     file = Path(mava.__file__).parent / "systems" / f"{arguments.system}.py"
     module = configuration.load_system(str(file))
-    configuration.register(module.Config, arguments.system, "mlp")
+    network = "rnn" if arguments.system.startswith("rec_") else "mlp"
+    configuration.register(module.Config, arguments.system, network)
     jax.config.update("jax_enable_compilation_cache", False)  # compile_seconds are real
 
     rows = []

@@ -196,6 +196,91 @@ class RandomLength(Probe):
         return jnp.bool_(False)
 
 
+class Recall(Probe):
+    """The cue shows in the first observation alone; the 4th action pays 1 if it matches it."""
+
+    time_limit = 4
+
+    def _observe(self, state: ProbeState) -> Observation:
+        shown = state.cue * (state.step_count == 0)
+        return super()._observe(state).replace(agents_view=shown[:, None])
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        cue = state.cue
+        state, timestep = super().step(state, action)
+        state = state.replace(cue=cue)
+        return state, timestep.replace(observation=self._observe(state))
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        right = (action == (state.cue > 0)).astype(jnp.float32)
+        return right * (state.step_count == 3)
+
+    def terminated(self, state: ProbeState) -> jax.Array:
+        return state.step_count >= 4
+
+
+class JointRecall(Recall):
+    """As Recall, and it pays only if the actions of all match their cues."""
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        return jnp.min(super().reward(state, action))
+
+
+class RandomEnds(Probe):
+    """Episodes of 1 to 5 steps, that end or are cut, with noise to see."""
+
+    time_limit = 100
+
+    def _cue(self, key: jax.Array, step_count: jax.Array) -> jax.Array:
+        return jax.random.normal(key, (self.num_agents,))
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        return state.cue
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        state, timestep = super().step(state, action)
+        end = jax.random.uniform(jax.random.fold_in(state.key, 0))
+        last = (end < 0.3) | (state.step_count >= 5)
+        return state, timestep.replace(
+            step_type=jnp.where(last, LAST, MID).astype(jnp.int8),
+            discount=jnp.full(self.num_agents, 1.0 - (end < 0.15)),
+        )
+
+    def terminated(self, state: ProbeState) -> jax.Array:
+        return jnp.bool_(False)
+
+
+class StateOfMemory(RandomEnds):
+    """Pays 1 for an action that is the number of steps since the episode began."""
+
+    num_actions = 6
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        return (action == state.step_count).astype(jnp.float32)
+
+
+class LeftEarly(Probe):
+    """Three steps, the team is paid 1 after the third; the second agent leaves after the first.
+
+    V = gamma^2, gamma, 1 for either agent: what the team earns counts for who left, too.
+    """
+
+    time_limit = 3
+
+    def _cue(self, key: jax.Array, step_count: jax.Array) -> jax.Array:
+        return jnp.full(self.num_agents, 0.5) * step_count
+
+    def _observe(self, state: ProbeState) -> Observation:
+        in_game = jnp.array([True, False]) | (state.step_count == 0)
+        return super()._observe(state).replace(agent_mask=in_game)
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        return jnp.full(self.num_agents, 1.0) * (state.step_count == 2)
+
+    def terminated(self, state: ProbeState) -> jax.Array:
+        return state.step_count >= 3
+
+
 class OneOut(Probe):
     """The second agent is out of the game."""
 

@@ -1,9 +1,11 @@
 """Runs of systems inside the test process."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
@@ -11,6 +13,8 @@ import mava
 from mava import config as configuration
 from mava import experiment
 from mava.config import RunConfig
+from mava.types import System
+from mava.utils.parallel import AXES
 
 SYSTEMS = Path(mava.__file__).parent / "systems"
 TINY = (  # seconds to compile, milliseconds to run
@@ -23,6 +27,20 @@ TINY = (  # seconds to compile, milliseconds to run
     "network.actor_network.pre_torso.layer_sizes=[16]",
     "network.critic_network.pre_torso.layer_sizes=[16]",
 )
+TINY_RNN = (
+    *TINY,
+    "network.hidden_state_dim=16",
+    "network.actor_network.post_torso.layer_sizes=[16]",
+    "network.critic_network.post_torso.layer_sizes=[16]",
+)
+
+
+def tiny(system: str) -> tuple[str, ...]:
+    return TINY_RNN if is_recurrent(system) else TINY
+
+
+def is_recurrent(system: str) -> bool:
+    return system.startswith("rec_")
 
 
 def system_module(name: str) -> Any:
@@ -32,7 +50,7 @@ def system_module(name: str) -> Any:
 def make_run(system: str, *overrides: str, probe: str | None = None, **kwargs: Any) -> RunConfig:
     """Composes a run as the command line would; `probe` names a class of tests.environments."""
     module = system_module(system)
-    configuration.register(module.Config, system, "mlp")
+    configuration.register(module.Config, system, "rnn" if is_recurrent(system) else "mlp")
     with initialize_config_module("mava.configs", version_base=None):
         cfg = compose("mava", list(overrides))
     if probe is not None:
@@ -44,6 +62,38 @@ def make_run(system: str, *overrides: str, probe: str | None = None, **kwargs: A
             "kwargs": kwargs,
         }
     return configuration.parse(cfg, SYSTEMS / f"{system}.py")
+
+
+def build(name: str, *overrides: str, probe: str = "RightAction", **kwargs: Any) -> Any:
+    """Returns the environments, the system and the plan of a tiny run."""
+    run = make_run(name, *tiny(name), *overrides, probe=probe, **kwargs)
+    return experiment.build(system_module(name), run)
+
+
+def over_axes(function: Callable, num_devices: int = 1, num_replicas: int = 1) -> Callable:
+    """Maps update over both axes, all outputs with leading axes (D, U)."""
+    inner = jax.vmap(function, (None, 0), axis_name=AXES[1], axis_size=num_replicas)
+    return jax.jit(jax.vmap(inner, (None, 0), axis_name=AXES[0], axis_size=num_devices))
+
+
+def streams(system: System, key: jax.Array, num_devices: int = 1, num_replicas: int = 1) -> Any:
+    reset = jax.jit(jax.vmap(jax.vmap(system.reset)))
+    return reset(jax.random.split(key, (num_devices, num_replicas)))
+
+
+def trained(name: str, num_updates: int, *overrides: str, **kwargs: Any) -> tuple[Any, Any]:
+    """Returns the algorithm's parts and the learner state after some updates."""
+    _, system, _ = build(name, *overrides, **kwargs)
+    update = over_axes(lambda *states: system.update(*states)[:3])
+
+    def body(i, carry):
+        learner_state, actor_state = carry
+        learner_state, actor_state, _ = update(learner_state, actor_state)
+        return jax.tree.map(lambda x: x[0, 0], learner_state), actor_state
+
+    start = (jax.jit(system.init)(jax.random.key(0)), streams(system, jax.random.key(1)))
+    learner_state, _ = jax.jit(lambda *c: jax.lax.fori_loop(0, num_updates, body, c))(*start)
+    return system.update.args[0], learner_state
 
 
 def train(system: str, *overrides: str, probe: str | None = None, **kwargs: Any) -> float:

@@ -9,42 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mava import experiment
 from mava.networks.distributions import Categorical
-from mava.utils.parallel import AXES
-from tests.running import SYSTEMS, TINY, make_run, system_module
+from tests.running import SYSTEMS, build, over_axes, streams, system_module, trained
 
-PPO = ["ff_ippo", "ff_mappo"]
-
-
-def build(name, *overrides, probe="RightAction", **kwargs):
-    run = make_run(name, *TINY, *overrides, probe=probe, **kwargs)
-    return experiment.build(system_module(name), run)
-
-
-def over_axes(function, num_devices=1, num_replicas=1):
-    """Maps update over both axes, all outputs with leading axes (D, U)."""
-    inner = jax.vmap(function, (None, 0), axis_name=AXES[1], axis_size=num_replicas)
-    return jax.jit(jax.vmap(inner, (None, 0), axis_name=AXES[0], axis_size=num_devices))
-
-
-def streams(system, key, num_devices=1, num_replicas=1):
-    return jax.vmap(jax.vmap(system.reset))(jax.random.split(key, (num_devices, num_replicas)))
-
-
-def trained(name, num_updates, *overrides, **kwargs):
-    """Returns the algorithm's parts and the learner state after some updates."""
-    _, system, _ = build(name, *overrides, **kwargs)
-    update = over_axes(lambda *states: system.update(*states)[:3])
-
-    def body(i, carry):
-        learner_state, actor_state = carry
-        learner_state, actor_state, _ = update(learner_state, actor_state)
-        return jax.tree.map(lambda x: x[0, 0], learner_state), actor_state
-
-    start = (jax.jit(system.init)(jax.random.key(0)), streams(system, jax.random.key(1)))
-    learner_state, _ = jax.jit(lambda *c: jax.lax.fori_loop(0, num_updates, body, c))(*start)
-    return system.update.args[0], learner_state
+PPO = ["ff_ippo", "ff_mappo", "rec_ippo", "rec_mappo"]
+FEED_FORWARD, RECURRENT = PPO[:2], PPO[2:]
 
 
 @pytest.mark.parametrize("name", PPO)
@@ -68,7 +37,7 @@ def test_update_keeps_shapes_and_types(name):
 FAST = ("arch.num_envs=16", "system.actor_lr=0.02", "system.critic_lr=0.02", "system.gamma=0.5")
 
 
-@pytest.mark.parametrize("name", PPO)
+@pytest.mark.parametrize("name", FEED_FORWARD)
 @pytest.mark.parametrize(
     ("probe", "expected"),
     [
@@ -93,7 +62,7 @@ def test_learns_values(name, probe, expected):
         np.testing.assert_allclose(values, [value, value], atol=0.15)
 
 
-@pytest.mark.parametrize("name", PPO)
+@pytest.mark.parametrize("name", FEED_FORWARD)
 @pytest.mark.parametrize("probe", ["RightAction", "RightJointAction"])
 def test_learns_to_act(name, probe):
     algo, learner_state = trained(name, 60, *FAST, probe=probe)
@@ -106,7 +75,7 @@ def test_learns_to_act(name, probe):
         assert (np.exp(right) > 0.9).all(), (cues, np.exp(right))
 
 
-@pytest.mark.parametrize("name", PPO)
+@pytest.mark.parametrize("name", FEED_FORWARD)
 def test_first_ratios_are_one(name):
     """What the rollout stored and what learning computes are the same policy."""
     _, system, _ = build(name)
