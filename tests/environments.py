@@ -282,13 +282,16 @@ class LeftEarly(Probe):
 
 
 class OneOut(Probe):
-    """The second agent is out of the game."""
+    """The second agent is out of the game; its reward is `junk`."""
+
+    def __init__(self, junk: float = 0.0) -> None:
+        self.junk = junk
 
     def _observe(self, state: ProbeState) -> Observation:
         return super()._observe(state).replace(agent_mask=jnp.array([True, False]))
 
     def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
-        return action.astype(jnp.float32)
+        return jnp.array([action[0], self.junk], jnp.float32)
 
 
 class KeyProbe(Probe):

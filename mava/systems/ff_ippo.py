@@ -103,7 +103,7 @@ class Sample(PyTreeNode, kw_only=True):
     value: jax.Array  # (N,)
     advantage: jax.Array  # (N,), normalised
     target: jax.Array  # (N,)
-    weight: jax.Array  # (N,): 0 for an agent out of the game, 1 on average
+    weight: jax.Array  # (N,): of its action; 0 for an agent out of the game, 1 on average
 
 
 class Algorithm(NamedTuple):
@@ -222,13 +222,14 @@ def actor_loss(
 
 def critic_loss(critic_params: Any, algo: Algorithm, sample: Sample) -> jax.Array:
     """Returns half the squared error to the targets, times vf_coef. A value that moves by more than
-    clip_eps gains nothing by it (as in PPO's reference code; not in the paper).
+    clip_eps gains nothing by it (as in PPO's reference code; not in the paper). An agent out of the
+    game counts, too: the values from before it left bootstrap from those after.
     """
     value = values(algo, critic_params, sample.observation)  # (B, N)
     clip_eps = algo.config.clip_eps
     clipped_value = sample.value + jnp.clip(value - sample.value, -clip_eps, clip_eps)
     errors = jnp.maximum((value - sample.target) ** 2, (clipped_value - sample.target) ** 2)
-    return algo.config.vf_coef * 0.5 * jnp.mean(sample.weight * errors)
+    return algo.config.vf_coef * 0.5 * jnp.mean(errors)
 
 
 def learn(

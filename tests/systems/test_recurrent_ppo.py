@@ -266,22 +266,22 @@ def test_learns_what_needs_memory(name, probe):
     assert recall(name, probe) > 0.95
 
 
-@pytest.mark.parametrize("name", ["ff_ippo", "ff_mappo"])
-def test_without_memory_it_is_not_learnt(name):
-    """Chance is 1/2, and 1/4 for both agents."""
-    assert recall(name, "Recall") < 0.65
-    assert recall(name, "JointRecall") < 0.45
+@pytest.mark.parametrize(
+    ("name", "probe", "chance"), [("ff_ippo", "Recall", 0.5), ("ff_mappo", "JointRecall", 0.25)]
+)
+def test_without_memory_it_is_not_learnt(name, probe, chance):
+    assert recall(name, probe) < chance + 0.2
 
 
 @pytest.mark.parametrize("name", RECURRENT)
 def test_learns_values(name):
-    """Of the first step of an episode, -3 + gamma / (1 - gamma), and the later ones."""
+    """Gamma is 0.5; the second agent leaves after the first step and its value still counts."""
     overrides = ("system.clip_eps=10", "system.max_grad_norm=10", "system.gamma=0.5")
-    algo, learner_state = trained(name, 150, *FAST, *overrides, probe="Cut")
+    algo, learner_state = trained(name, 100, *FAST, *overrides, probe="LeftEarly")
     module = system_module(name)
     actor_state = module.reset(algo, jax.random.key(3))
     memory = actor_state.memory.critic
     _, _, trajectory = module.rollout(algo, learner_state.params, actor_state)
     _, value = module.values(algo, learner_state.params.critic, memory, trajectory.observation)
-    first = trajectory.observation.step_count[..., None] == 0
-    np.testing.assert_allclose(value, jnp.where(first, -2.0, 2.0) * jnp.ones(2), atol=0.15)
+    expected = 0.5 ** (2.0 - trajectory.observation.step_count[..., None] * jnp.ones(2))
+    np.testing.assert_allclose(value, expected, atol=0.1)
