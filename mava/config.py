@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import sys
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -238,10 +239,23 @@ def make_env(env_cfg: DictConfig) -> MarlEnv:
         raise UserError(f"{env_cfg.factory} refuses {kwargs}: {error}") from error
 
 
+class Parts(UserDict[str, Any]):
+    """The modules that make up a network, and which of them no system has asked for."""
+
+    def __init__(self, parts: dict[str, Any]) -> None:
+        self.unread = set(parts)
+        super().__init__(parts)
+
+    def __getitem__(self, name: str) -> Any:
+        self.unread.discard(name)
+        return super().__getitem__(name)
+
+
 def make_networks(network_cfg: DictConfig) -> dict[str, Any]:
-    """Builds the modules named in the network config; the result is a nested dict of them."""
+    """Builds the modules named in the network config: network -> Parts, and plain numbers."""
     try:
-        return instantiate(network_cfg, _convert_="all")
+        networks = instantiate(network_cfg, _convert_="all")
+        return {name: Parts(x) if isinstance(x, dict) else x for name, x in networks.items()}
     except Exception as error:
         reason = error.__cause__ or error
         raise UserError(f"The network config can't be built: {reason}") from error

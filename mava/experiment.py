@@ -161,11 +161,18 @@ def make_system(module: ModuleType, env: VectorEnv, run: RunConfig, config: Any)
     """
     networks = configuration.make_networks(run.composed.network)
     try:
-        return module.make_system(env, networks, config)
+        system = module.make_system(env, networks, config)
     except ValueError as error:
         raise UserError(f"Bad option: {error}") from error
     except KeyError as error:
         raise UserError(f"{run.system_name} needs {error} in its network config.") from error
+    for network, parts in networks.items():
+        if isinstance(parts, configuration.Parts) and parts.unread:
+            raise UserError(
+                f"{run.system_name} has no use for {', '.join(sorted(parts.unread))} of "
+                f"network.{network}: leave it out or choose another config with network=."
+            )
+    return system
 
 
 def check_network(system: System, env: VectorEnv) -> None:

@@ -39,6 +39,10 @@ def tiny(system: str) -> tuple[str, ...]:
     return TINY_RNN if is_recurrent(system) else TINY
 
 
+def network_of(system: str) -> str:
+    return "rnn" if is_recurrent(system) else "mlp"
+
+
 def is_recurrent(system: str) -> bool:
     return system.startswith("rec_")
 
@@ -50,7 +54,7 @@ def system_module(name: str) -> Any:
 def make_run(system: str, *overrides: str, probe: str | None = None, **kwargs: Any) -> RunConfig:
     """Composes a run as the command line would; `probe` names a class of tests.environments."""
     module = system_module(system)
-    configuration.register(module.Config, system, "rnn" if is_recurrent(system) else "mlp")
+    configuration.register(module.Config, system, network_of(system))
     with initialize_config_module("mava.configs", version_base=None):
         cfg = compose("mava", list(overrides))
     if probe is not None:

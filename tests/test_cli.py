@@ -17,7 +17,7 @@ from mava import evaluate, experiment, render
 from mava.checkpoints import list_checkpoints
 from mava.experiment import forget_programs
 from tests.conftest import num_memory_maps
-from tests.running import SYSTEMS, TINY, read_metrics, run_folder, train
+from tests.running import SYSTEMS, TINY, network_of, read_metrics, run_folder, train
 
 ROOT = SYSTEMS.parent.parent
 CONV = (  # a torso that needs an image
@@ -34,7 +34,7 @@ def run_cli(monkeypatch, system, *overrides):
     output, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
         try:
-            experiment.main(file, network="mlp")
+            experiment.main(file, network=network_of(system))
         except SystemExit as end:
             if isinstance(end.code, str):  # Python prints it and exits with 1
                 return 1, error.getvalue() + end.code
@@ -67,8 +67,11 @@ def run_cli(monkeypatch, system, *overrides):
         ),
         (["logger.checkpointing.max_to_keep=0"], "max_to_keep=0 must be at least 1."),
         (["logger.render_every=0"], "logger.render_every=0 must be at least 1."),
-        (["env=chess"], "Available options in 'env':\n\tlbf\n\trware"),
-        (["env/scenario=huge"], "Available options in 'env/scenario':\n\t10x10-3p-3f"),
+        (["env=chess"], "Available options in 'env':\n\tlbf\n\trware\n\tsmax"),
+        (
+            ["env/scenario=huge"],
+            "Available options in 'env/scenario':\n\t10m_vs_11m\n\t10x10-3p-3f",
+        ),
         (["env=lbf", "env/scenario=tiny-2ag"], "tiny-2ag is a scenario of RobotWarehouse, not of"),
         (["env.factory=nowhere.Env"], "env.factory=nowhere.Env can't be imported"),
         (["env=lbf", "env.kwargs.time_limit=x", "env.scenario.task_config.fov=99"], "refuses"),
@@ -83,6 +86,7 @@ def run_cli(monkeypatch, system, *overrides):
         (["network.actor_network.pre_torso.layer_sizes=[0]"], "layer_sizes=[0] must be positive"),
         (["network.actor_network.pre_torso.activation=rellu"], "activation=rellu is no function"),
         (["~network.critic_network"], "ff_ippo needs 'critic_network' in its network config."),
+        (["network=rnn"], "ff_ippo has no use for cell, post_torso of network.actor_network"),
         (CONV, "does not fit the observation, agents_view (N, O) = (2, 68)"),
     ],
 )
@@ -91,6 +95,33 @@ def test_bad_input_is_one_sentence(overrides, message, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiment, "compile_programs", None)
     code, error = run_cli(monkeypatch, "ff_ippo", *overrides)
+    assert code == 1
+    assert message in error
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["network=mlp"], "rec_mappo needs 'cell' in its network config."),
+        (["system.recurrent_chunk_size=48"], "recurrent_chunk_size=48 must divide rollout_length="),
+        (["system.recurrent_chunk_size=0"], "recurrent_chunk_size=0 must divide rollout_length="),
+        (
+            ["system.num_minibatches=3", "system.recurrent_chunk_size=64"],
+            "num_minibatches=3 must divide num_envs * rollout_length / recurrent_chunk_size = 32",
+        ),
+        (["network.hidden_state_dim=0"], "hidden_state_dim"),
+        (["network.actor_network.cell._target_=flax.linen.Dense"], "is no recurrent cell"),
+        (["env=smax", "env/scenario=tiny-2ag"], "of SMAX, which has: 10m_vs_11m, 25m, 27m_vs_30m"),
+        (["env=smax", "env.scenario.task_config.scenario=9m"], "scenario=9m must be one of 3m, 2s"),
+        (["env=smax", "env.kwargs.attack_mode=none"], "attack_mode=none must be closest or random"),
+    ],
+)
+def test_bad_input_of_recurrent_systems_is_one_sentence(overrides, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiment, "compile_programs", None)
+    code, error = run_cli(monkeypatch, "rec_mappo", *overrides)
     assert code == 1
     assert message in error
     assert "Traceback" not in error

@@ -23,11 +23,13 @@ from tests.running import (
     make_run,
     read_metrics,
     run_folder,
+    tiny,
     train,
     without_times,
 )
 
-SIX = (*TINY, "system.num_updates=6", "arch.num_evaluation=6", "logger.use_console=false")
+SIX_UPDATES = ("system.num_updates=6", "arch.num_evaluation=6", "logger.use_console=false")
+SIX = (*TINY, *SIX_UPDATES)
 
 
 class Killed(BaseException):
@@ -71,12 +73,22 @@ def same_end(first, second):
 
 @pytest.mark.parametrize(
     ("system", "devices", "replicas"),
-    [("ff_ippo", 1, 1), ("ff_ippo", 2, 2), ("ff_mappo", 1, 2), ("ff_mappo", 2, 1)],
+    [
+        ("ff_ippo", 1, 1),
+        ("ff_ippo", 2, 2),
+        ("ff_mappo", 1, 2),
+        ("ff_mappo", 2, 1),
+        ("rec_ippo", 1, 1),
+        ("rec_mappo", 2, 2),
+    ],
 )
 def test_killed_and_stopped_runs_end_like_one_that_was_not(
     system, devices, replicas, tmp_path, monkeypatch
 ):
-    options = (*SIX, f"arch.num_devices={devices}", f"system.update_batch_size={replicas}")
+    options = (
+        *tiny(system), *SIX_UPDATES,
+        f"arch.num_devices={devices}", f"system.update_batch_size={replicas}",
+    )  # fmt: skip
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     train(system, *options, f"logger.base_exp_path={straight}", probe="RandomLength")
     with monkeypatch.context() as patch:

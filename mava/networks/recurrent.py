@@ -21,6 +21,16 @@ class RecurrentTorso(nn.Module):
     cell: nn.RNNCellBase
     post_torso: nn.Module
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.cell, nn.RNNCellBase):
+            raise ValueError(
+                f"cell={type(self.cell).__name__} is no recurrent cell of flax.linen (GRUCell, "
+                "OptimizedLSTMCell...)."
+            )
+        if self.cell.features < 1:
+            raise ValueError(f"hidden_state_dim={self.cell.features} must be at least 1.")
+
     @nn.nowrap
     def init_memory(self, *batch: int) -> Any:
         """Returns the cell's state at the start of an episode: zeros, (*batch, H)."""

@@ -55,17 +55,27 @@ class SmaxEnv:
     `step`, which starts the next battle at once and hides the last observation, is not used.
     """
 
-    def __init__(self, scenario: str, time_limit: int = 100, **options: Any) -> None:
+    def __init__(
+        self, scenario: str, time_limit: int = 100, attack_mode: str = "closest", **options: Any
+    ) -> None:
         """Args:
         scenario: one of JaxMARL's maps.
         time_limit: steps after which a battle is cut.
-        options: of JaxMARL's HeuristicEnemySMAX, such as attack_mode, see_enemy_actions and
-            walls_cause_death.
+        attack_mode: which unit an enemy shoots at, the "closest" or a "random" one in range.
+        options: of JaxMARL's SMAX, such as see_enemy_actions and walls_cause_death.
         """
         if time_limit < 1:
             raise ValueError(f"time_limit={time_limit} must be at least 1.")
+        if attack_mode not in ("closest", "random"):
+            raise ValueError(f"attack_mode={attack_mode} must be closest or random.")
+        scenarios = smax.smax_env.MAP_NAME_TO_SCENARIO
+        if scenario not in scenarios:
+            raise ValueError(f"scenario={scenario} must be one of {', '.join(scenarios)}.")
         self._env = smax.HeuristicEnemySMAX(
-            scenario=smax.map_name_to_scenario(scenario), max_steps=time_limit, **options
+            scenario=scenarios[scenario],
+            max_steps=time_limit,
+            attack_mode=attack_mode,
+            **options,
         )
         self.num_agents: int = self._env.num_allies
         self.num_actions: int = self._env.num_ally_actions  # four moves, stop, an enemy to shoot

@@ -1,0 +1,192 @@
+"""JaxMARL's environments, wrapped: what they give, how battles end, who is out of the game."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mava.config import scenarios_of
+from mava.types import FIRST, LAST, MID
+from mava.wrappers.episode_metrics import EpisodeMetrics
+from mava.wrappers.jaxmarl import SmaxEnv
+
+STOP, SHOOT_FIRST = 4, 5
+
+
+@pytest.fixture(scope="module")
+def smax():
+    """An environment, its compiled reset and step, and a battle of 200 random steps."""
+    env = EpisodeMetrics(SmaxEnv("2s3z", time_limit=30))
+
+    def random_step(carry, key):
+        state, mask = carry
+        action = jax.random.categorical(key, jnp.where(mask, 0.0, -1e9))
+        state, timestep = env.step(state, action)
+        return (state, timestep.observation.action_mask), timestep
+
+    def play(key):
+        state, first = env.reset(key)
+        keys = jax.random.split(key, 200)
+        carry = (state, first.observation.action_mask)
+        return first, jax.lax.scan(random_step, carry, keys)[1]
+
+    return env, jax.jit(env.reset), jax.jit(env.step), jax.jit(play)(jax.random.key(0))
+
+
+def has_spec(observation, spec, *batch):
+    jax.tree.map(
+        lambda x, s: np.testing.assert_equal(x.shape, (*batch, *s.shape)), observation, spec
+    )
+    jax.tree.map(lambda x, s: np.testing.assert_equal(x.dtype, s.dtype), observation, spec)
+
+
+def test_smax_gives_what_its_spec_says(smax):
+    env, _, _, (first, steps) = smax
+    assert (env.num_agents, env.num_actions) == (5, 10)
+    has_spec(first.observation, env.observation_spec)
+    has_spec(steps.observation, env.observation_spec, 200)
+    assert first.step_type == FIRST
+    assert first.extras.keys() == steps.extras.keys()
+    assert steps.reward.shape == steps.discount.shape == (200, 5)
+    assert steps.reward.dtype == steps.discount.dtype == jnp.float32
+    np.testing.assert_array_equal(steps.observation.step_count, np.arange(1, 201))
+    assert steps.observation.action_mask.any(axis=-1).all()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((first, steps)))
+
+
+def test_smax_reward_is_the_damage_done(smax):
+    """Each agent gets the share of the enemies' health that was lost in the step."""
+    _, _, _, (_, steps) = smax
+    returns = np.cumsum(steps.reward, axis=0)
+    np.testing.assert_allclose(steps.extras["episode_return"], returns[:, 0], rtol=1e-5)
+    np.testing.assert_array_equal(steps.reward, steps.reward[:, :1] * np.ones(5))
+    units = np.array(steps.observation.global_state)[:, :100].reshape(200, 10, 10)
+    lost = 1.0 - units[..., 5:, 0].mean(axis=1)  # health of the enemies, 0 if dead
+    undecided = ~np.array(steps.extras["won_episode"])
+    np.testing.assert_allclose(returns[undecided, 0], lost[undecided], atol=1e-5)
+
+
+def edit(state, **changes):
+    """Returns the state with the arrays of JaxMARL's state of the units changed."""
+    battle = state.env_state
+    inner = battle.env_state.replace(state=battle.env_state.state.replace(**changes))
+    return state.replace(env_state=battle.replace(env_state=inner))
+
+
+def units(state):
+    return state.env_state.env_state.state
+
+
+def facing(state, health):
+    """Returns the state with everyone in range of everyone and this health."""
+    grid = jnp.stack([jnp.tile(jnp.arange(5.0), 2), jnp.repeat(jnp.array([0.0, 1.5]), 5)], axis=-1)
+    return edit(state, unit_positions=15.0 + grid, unit_health=jnp.array(health, jnp.float32))
+
+
+@pytest.mark.parametrize("at_limit", [False, True])
+@pytest.mark.parametrize("winner", ["agents", "enemies"])
+def test_smax_battles_end(smax, winner, at_limit):
+    """A dead team is an end, also at the time limit; only the agents' victory is a win."""
+    _, reset, step, _ = smax
+    state, _ = reset(jax.random.key(1))
+    weak, strong = [0.01] * 5, [100.0] * 5
+    state = facing(state, strong + weak if winner == "agents" else weak + strong)
+    if at_limit:
+        state = edit(state, step=jnp.int32(29))
+    last = False
+    for _ in range(1 if at_limit else 5):
+        assert not last
+        shoot = SHOOT_FIRST + jnp.arange(5) if winner == "agents" else jnp.full(5, STOP)
+        state, timestep = step(state, shoot)
+        last = timestep.step_type == LAST
+        if last:
+            break
+    assert last
+    np.testing.assert_array_equal(timestep.discount, 0.0)
+    assert bool(timestep.extras["won_episode"]) == (winner == "agents")
+    if winner == "agents":
+        assert timestep.reward[0] >= 1.0
+    else:
+        assert not timestep.observation.agent_mask.any()
+
+
+def test_smax_time_limit_is_a_truncation(smax):
+    _, reset, step, _ = smax
+    state, timestep = reset(jax.random.key(2))
+    far = jnp.array(
+        [[x, 8.0] for x in (2, 4, 6, 8, 10)] + [[x, 31.0] for x in (22, 24, 26, 28, 30)]
+    )
+    for i in range(30):
+        assert timestep.step_type == (MID if i else FIRST)
+        state, timestep = step(edit(state, unit_positions=far), jnp.full(5, STOP))
+    assert timestep.step_type == LAST
+    assert timestep.observation.step_count == timestep.extras["episode_length"] == 30
+    np.testing.assert_array_equal(timestep.discount, 1.0)
+    assert not timestep.extras["won_episode"]
+
+
+def test_smax_dead_units_can_only_stop(smax):
+    _, reset, step, _ = smax
+    state, timestep = reset(jax.random.key(3))
+    assert timestep.observation.agent_mask.all()
+    health = units(state).unit_health.at[1].set(0.0)
+    state, timestep = step(edit(state, unit_health=health), jnp.full(5, STOP))
+    np.testing.assert_array_equal(timestep.observation.agent_mask, [1, 0, 1, 1, 1])
+    only_stop = np.arange(10) == STOP
+    np.testing.assert_array_equal(timestep.observation.action_mask[1], only_stop)
+    assert timestep.observation.action_mask[0].sum() > 1
+    np.testing.assert_array_equal(timestep.observation.agents_view[1], 0.0)
+
+
+def test_smax_equal_keys_give_equal_battles(smax):
+    _, reset, step, _ = smax
+    first, second = (step(reset(jax.random.key(4))[0], jnp.full(5, STOP)) for _ in range(2))
+    other = step(reset(jax.random.key(5))[0], jnp.full(5, STOP))
+    leaves = [
+        jax.tree.leaves(jax.random.key_data(x[0].env_state.key)) + jax.tree.leaves(x[1])
+        for x in (first, second, other)
+    ]
+    assert all(np.array_equal(x, y) for x, y in zip(*leaves[:2], strict=True))
+    assert not np.array_equal(first[1].observation.global_state, other[1].observation.global_state)
+
+
+def test_smax_draws_its_states(smax):
+    env, reset, _, _ = smax
+    state, _ = reset(jax.random.key(6))
+    dead = edit(state, unit_alive=jnp.zeros(10, bool))
+    images = list(env.draw([state, dead]))
+    assert [x.dtype for x in images] == [np.uint8] * 2
+    assert images[0].shape == images[1].shape == (400, 400, 3)
+    blue = [np.abs(x.astype(int) - [31, 119, 180]).sum(axis=-1) < 30 for x in images]
+    assert blue[0].sum() > 100 > blue[1].sum()
+
+
+def test_every_smax_scenario_is_jaxmarls():
+    from mava.wrappers.jaxmarl import smax as suite
+
+    names = suite.smax_env.MAP_NAME_TO_SCENARIO
+    assert sorted(scenarios_of("SMAX")) == sorted(names)
+    for name, scenario in names.items():
+        env = SmaxEnv(name)
+        assert env.num_agents == scenario.num_allies
+        _, timestep = jax.eval_shape(env.reset, jax.random.key(0))
+        has_spec(timestep.observation, env.observation_spec)
+
+
+IMPORTS = """
+import sys
+import mava.wrappers.jaxmarl as ours
+assert "jaxmarl" not in sys.modules and "jaxmarl.environments.mpe" not in sys.modules
+import jaxmarl
+from jaxmarl.environments import smax
+assert smax is ours.smax
+jaxmarl.make("HeuristicEnemySMAX")
+"""
+
+
+def test_jaxmarl_is_whole_afterwards():
+    """Our import takes one suite; the user's own imports of jaxmarl still work."""
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True)
