@@ -1,4 +1,4 @@
-"""Learning curves of a system on a task over seeds: return against environment steps.
+"""Learning curves of a system on a task over seeds: return, or win rate, against environment steps.
 
     python benchmarks/learning.py system.total_timesteps=1e7 arch.num_envs=8 \
         --system ff_mappo --env rware --scenario tiny-2ag --seeds 0 1 2 3 4
@@ -25,8 +25,8 @@ import mava
 
 class Curve(NamedTuple):
     steps: np.ndarray  # (evaluations,)
-    returns: np.ndarray  # (seeds, evaluations)
-    absolute: np.ndarray  # (seeds,): returns of each seed's best parameters
+    values: np.ndarray  # (seeds, evaluations): of the metric asked for
+    absolute: np.ndarray  # (seeds,): of each seed's best parameters
 
 
 def task_folder(arguments: argparse.Namespace) -> Path:
@@ -69,8 +69,8 @@ def collect(arguments: argparse.Namespace) -> Curve:
     assert (steps == steps[0]).all(), "the seeds were evaluated at different steps"
     return Curve(
         steps=steps[0],
-        returns=np.array([[e["mean_episode_return"][0] for e in run] for run in evaluations]),
-        absolute=np.array([r["absolute_metrics"]["mean_episode_return"][0] for r in records]),
+        values=np.array([[e[arguments.metric][0] for e in run] for run in evaluations]),
+        absolute=np.array([r["absolute_metrics"][arguments.metric][0] for r in records]),
     )
 
 
@@ -86,12 +86,18 @@ def describe(values: np.ndarray) -> tuple[str, str, str, str]:
 
 def report(arguments: argparse.Namespace, curve: Curve) -> None:
     table = Table(title=f"{arguments.system} {arguments.env} {arguments.scenario or ''}")
-    for name in ("environment steps", "mean return", "s.e.", "95 % interval", "each seed"):
+    for name in (
+        "environment steps",
+        arguments.metric.replace("_", " "),
+        "s.e.",
+        "95 % interval",
+        "each seed",
+    ):
         table.add_column(name, justify="right")
     for step in arguments.steps or np.linspace(0, curve.steps[-1], 11)[1:]:
         index = int(np.argmin(np.abs(curve.steps - step)))
         start = max(index - arguments.smooth // 2, 0)
-        values = curve.returns[:, start : start + arguments.smooth].mean(axis=1)
+        values = curve.values[:, start : start + arguments.smooth].mean(axis=1)
         table.add_row(f"{curve.steps[index]:,}", *describe(values))
     table.add_row("best parameters", *describe(curve.absolute))
     Console(width=120).print(table)
@@ -105,13 +111,13 @@ def plot(arguments: argparse.Namespace, curve: Curve) -> None:
 
     millions = curve.steps / 1e6
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    mean = curve.returns.mean(axis=0)
-    axes.plot(millions, curve.returns.T, color="tab:blue", alpha=0.25, linewidth=0.8)
-    axes.plot(millions, mean, color="tab:blue", label=f"mean of {len(curve.returns)} seeds")
-    if len(curve.returns) > 1:
-        half = stats.sem(curve.returns) * stats.t.ppf(0.975, len(curve.returns) - 1)
+    mean = curve.values.mean(axis=0)
+    axes.plot(millions, curve.values.T, color="tab:blue", alpha=0.25, linewidth=0.8)
+    axes.plot(millions, mean, color="tab:blue", label=f"mean of {len(curve.values)} seeds")
+    if len(curve.values) > 1:
+        half = stats.sem(curve.values) * stats.t.ppf(0.975, len(curve.values) - 1)
         axes.fill_between(millions, mean - half, mean + half, alpha=0.2, label="95 % interval")
-    axes.set(xlabel="environment steps (millions)", ylabel="episode return")
+    axes.set(xlabel="environment steps (millions)", ylabel=arguments.metric.replace("_", " "))
     axes.set_title(f"{arguments.system}, {arguments.env} {arguments.scenario or ''}")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
@@ -126,7 +132,8 @@ def main() -> None:
     parser.add_argument("--env", default="rware")
     parser.add_argument("--scenario")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=float, nargs="+", help="where to print the return")
+    parser.add_argument("--metric", default="mean_episode_return", help="or win_rate, in percent")
+    parser.add_argument("--steps", type=float, nargs="+", help="where to print the metric")
     parser.add_argument("--smooth", type=int, default=1, help="neighbouring evaluations averaged")
     parser.add_argument("--results", type=Path, default=Path("results/learning"))
     parser.add_argument("--plot", type=Path, help="also draw the curves into this file")
