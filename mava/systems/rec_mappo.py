@@ -234,7 +234,7 @@ def make_samples(
 
     # The successor's value is the next step's, but at the end of the rollout and where an episode
     # was cut by the time limit: there the memory after the step is applied to the successor.
-    next_value = jnp.concatenate([value[1:], value[-1:]])
+    next_value = jnp.concatenate([value[1:], value[-1:]])  # the last ones only hold the place
     truncated = trajectory.last & jnp.any(trajectory.discount > 0, axis=-1)  # (T, E)
 
     def value_of_successor(rows: tuple[Any, Observation]) -> jax.Array:
@@ -273,13 +273,8 @@ def make_samples(
         weight=weight,
     )
     last_memory = jax.tree.map(lambda x: x[-1], memories)
-    chunk_memories = jax.tree.map(
-        lambda first, after: jnp.concatenate([first[None], after[:-1]])[
-            :: algo.config.chunk_length
-        ],
-        memory,
-        memories,
-    )
+    memories = jax.tree.map(lambda x, after: jnp.concatenate([x[None], after]), memory, memories)
+    chunk_memories = jax.tree.map(lambda x: x[: -1 : algo.config.chunk_length], memories)
     return last_memory, chunk_memories, sample
 
 

@@ -24,13 +24,21 @@ T, E = 8, 32
 ENDS = (f"arch.num_envs={E}", f"system.rollout_length={T}", "system.num_minibatches=1")
 
 
+def opinionated(learner_state):
+    """Returns the state with an actor whose policy is far from uniform, as a fresh one's is."""
+    actor = learner_state.params.actor
+    head = jax.tree.map(lambda x: 100.0 * x, actor["params"]["head"])
+    actor = {"params": {**actor["params"], "head": head}}
+    return learner_state.replace(params=learner_state.params._replace(actor=actor))
+
+
 class Played:
     """Two rollouts in a row with untrained networks, and the true memories along the second."""
 
     def __init__(self, name, *overrides):
         _, system, _ = build(name, *ENDS, *overrides, probe="RandomEnds")
         self.module, self.algo = system_module(name), system.update.args[0]
-        self.params = jax.jit(system.init)(jax.random.key(0)).params
+        self.params = opinionated(jax.jit(system.init)(jax.random.key(0))).params
         run = jax.jit(self._play, static_argnums=0)
         self.first, self.second = run(system, jax.random.key(1))
 
@@ -144,6 +152,22 @@ def test_values_of_true_successors(played):
         config.gamma, config.gae_lambda,
     )  # fmt: skip
     np.testing.assert_allclose(sample.target, target, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_every_minibatch_gets_the_memories_of_its_sequences(name):
+    """Without learning, the ratios of all minibatches are 1."""
+    _, system, _ = build(
+        name, "arch.num_envs=8", "system.num_minibatches=4", "system.recurrent_chunk_size=2",
+        "system.actor_lr=1e-30", "system.critic_lr=1e-30", probe="RandomEnds",
+    )  # fmt: skip
+    update = over_axes(system.update)
+    learner_state = opinionated(jax.jit(system.init)(jax.random.key(0)))
+    actor_state = streams(system, jax.random.key(1))
+    for _ in range(2):  # the second begins in the middle of episodes
+        _, actor_state, metrics, _ = update(learner_state, actor_state)
+        total, count = metrics.learn["approx_kl"]
+        assert abs(total[0, 0] / count[0, 0]) < 1e-7
 
 
 class CountingCell(nn.RNNCellBase):
