@@ -155,8 +155,8 @@ def test_values_of_true_successors(played):
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_every_minibatch_gets_the_memories_of_its_sequences(name):
-    """Without learning, the ratios of all minibatches are 1."""
+def test_updates_hand_the_memories_on(name):
+    """To the minibatches: without learning, the ratios of all are 1. And to the next update."""
     _, system, _ = build(
         name, "arch.num_envs=8", "system.num_minibatches=4", "system.recurrent_chunk_size=2",
         "system.actor_lr=1e-30", "system.critic_lr=1e-30", probe="RandomEnds",
@@ -164,10 +164,18 @@ def test_every_minibatch_gets_the_memories_of_its_sequences(name):
     update = over_axes(system.update)
     learner_state = opinionated(jax.jit(system.init)(jax.random.key(0)))
     actor_state = streams(system, jax.random.key(1))
+    module, algo = system_module(name), system.update.args[0]
     for _ in range(2):  # the second begins in the middle of episodes
+        first = jax.tree.map(lambda x: x[0, 0], actor_state)
         _, actor_state, metrics, _ = update(learner_state, actor_state)
         total, count = metrics.learn["approx_kl"]
         assert abs(total[0, 0] / count[0, 0]) < 1e-7
+        played, _, trajectory = module.rollout(algo, learner_state.params, first)
+        critic, observation = learner_state.params.critic, trajectory.observation
+        memories, _ = module.values(algo, critic, first.memory.critic, observation)
+        expected = module.Memory(actor=played.memory.actor, critic=memories[-1])
+        memory = jax.tree.map(lambda x: x[0, 0], actor_state.memory)
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), memory, expected)
 
 
 class CountingCell(nn.RNNCellBase):
