@@ -16,10 +16,10 @@ train: install  ## make train ARGS="env=rware"
 	$(BIN)/python mava/systems/ff_mappo.py $(ARGS)
 
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 $(ARGS)
 
 test-all: install  ## with the slow tests
-	$(BIN)/python -m pytest -m "" $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 -m "" $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import mava
-from mava.config import UserError, make_env
+from mava.config import UserError, make_env, scenarios_of
 from mava.types import LAST
 from mava.wrappers.episode_metrics import EpisodeMetrics
 from mava.wrappers.jumanji import LevelBasedForagingEnv, RobotWarehouseEnv
@@ -15,7 +15,7 @@ from mava.wrappers.observation import AgentIds, GlobalState
 from tests.environments import RightAction
 
 CONFIGS = Path(mava.__file__).parent / "configs" / "env"
-SCENARIOS = sorted(file.stem for file in (CONFIGS / "scenario").glob("*.yaml"))
+SCENARIOS = scenarios_of("RobotWarehouse") + scenarios_of("LevelBasedForaging")
 NOOP, FORWARD, LEFT, RIGHT, TOGGLE = range(5)
 
 
@@ -77,7 +77,6 @@ def test_scenario_sizes():
     assert len(sizes) == 24
     for name, scenario in sizes.items():
         assert scenario.task_name == name
-        assert scenario.env_name in ("RobotWarehouse", "LevelBasedForaging")
     assert sizes["tiny-4ag-easy"].task_config.request_queue_size == 8
     assert sizes["large-8ag-hard"].task_config.request_queue_size == 4
     assert sizes["2s-10x10-3p-3f"].task_config.fov == 2
