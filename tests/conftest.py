@@ -4,8 +4,8 @@ import os
 from importlib.metadata import version
 
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "2")
-# Tests compile more than they run. Without the emitters compiling takes a third of the time; JAX 0.12
-# has lost that flag, and stops at one that it does not know.
+# Tests compile more than they run. Without the emitters compiling takes a third of the time; JAX
+# 0.12 has lost that flag, and stops at one that it does not know.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_backend_optimization_level=0"
