@@ -3,10 +3,10 @@
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +37,44 @@ def import_suite(name: str) -> Any:
             del sys.modules[parent]
 
 
-smax = import_suite("smax")
-
-
 class JaxMarlState(PyTreeNode, kw_only=True):
     key: jax.Array  # of the steps to come: JaxMARL's take one each
     env_state: Any
+
+
+class Disc(NamedTuple):
+    """Something round in a picture."""
+
+    x: float
+    y: float
+    radius: float
+    color: Any  # as matplotlib takes it
+    alpha: float
+    name: str
+
+
+def draw_discs(
+    pictures: Iterable[Iterable[Disc]], limits: tuple[float, float, float, float]
+) -> Iterator[np.ndarray]:
+    """Yields an image (400, 400, 3), uint8, of each picture; limits are left, right, low, high."""
+    from matplotlib import pyplot as plt
+    from matplotlib.patches import Circle
+
+    figure, axes = plt.subplots(figsize=(4.0, 4.0), layout="constrained")
+    canvas: Any = figure.canvas
+    try:
+        for step, discs in enumerate(pictures):
+            axes.clear()
+            axes.set(xlim=limits[:2], ylim=limits[2:], aspect="equal", xticks=[], yticks=[])
+            axes.set_title(f"step {step}")
+            for disc in discs:
+                center, corner = (disc.x, disc.y), (disc.x + disc.radius, disc.y + disc.radius)
+                axes.add_patch(Circle(center, disc.radius, color=disc.color, alpha=disc.alpha))
+                axes.text(*corner, disc.name, fontsize="x-small", color=disc.color, clip_on=True)
+            canvas.draw()
+            yield np.array(canvas.buffer_rgba())[..., :3]
+    finally:
+        plt.close(figure)
 
 
 class SmaxEnv:
@@ -68,6 +100,7 @@ class SmaxEnv:
             raise ValueError(f"time_limit={time_limit} must be at least 1.")
         if attack_mode not in ("closest", "random"):
             raise ValueError(f"attack_mode={attack_mode} must be closest or random.")
+        smax = import_suite("smax")
         scenarios = smax.smax_env.MAP_NAME_TO_SCENARIO
         if scenario not in scenarios:
             raise ValueError(f"scenario={scenario} must be one of {', '.join(scenarios)}.")
@@ -121,32 +154,21 @@ class SmaxEnv:
         """Yields an image (height, width, 3), uint8, of each state: units as large as they are,
         fainter with less health, allies blue.
         """
-        from matplotlib import pyplot as plt
-        from matplotlib.patches import Circle
-
         env = self._env
         radii, full_health = np.array(env.unit_type_radiuses), np.array(env.unit_type_health)
-        figure, axes = plt.subplots(figsize=(4.0, 4.0), layout="constrained")
-        try:
-            for state in states:
-                units = state.env_state.state
-                axes.clear()
-                axes.set(xlim=(0, env.map_width), ylim=(0, env.map_height), aspect="equal")
-                axes.set(xticks=[], yticks=[], title=f"step {int(units.step)}")
-                for i in np.flatnonzero(units.unit_alive):
-                    kind = int(units.unit_types[i])
-                    color = "tab:blue" if i < self.num_agents else "tab:red"
-                    health = float(units.unit_health[i] / full_health[kind])
-                    x, y = (float(z) for z in units.unit_positions[i])
-                    radius = float(radii[kind])
-                    axes.add_patch(Circle((x, y), radius, color=color, alpha=0.25 + 0.75 * health))
-                    name = env.unit_type_shorthands[kind]
-                    axes.text(x + radius, y + radius, name, fontsize="x-small", color=color)
-                figure.canvas.draw()
-                canvas: Any = figure.canvas
-                yield np.array(canvas.buffer_rgba())[..., :3]
-        finally:
-            plt.close(figure)
+
+        def living_units(state: JaxMarlState) -> Iterator[Disc]:
+            units = state.env_state.state
+            for i in np.flatnonzero(units.unit_alive):
+                kind = int(units.unit_types[i])
+                x, y = (float(z) for z in units.unit_positions[i])
+                color = "tab:blue" if i < self.num_agents else "tab:red"
+                health = float(units.unit_health[i] / full_health[kind])
+                name = env.unit_type_shorthands[kind]
+                yield Disc(x, y, float(radii[kind]), color, 0.25 + 0.75 * health, name)
+
+        limits = (0.0, float(env.map_width), 0.0, float(env.map_height))
+        return draw_discs(map(living_units, states), limits)
 
     def _observation(self, views: dict[str, jax.Array], env_state: Any) -> Observation:
         legal = self._env.get_avail_actions(env_state)
@@ -163,3 +185,105 @@ class SmaxEnv:
         """Returns which of the agents and which of their enemies live, bool."""
         alive = env_state.state.unit_alive
         return alive[: self.num_agents], alive[self.num_agents :]
+
+
+MPE_TASKS = {  # JaxMARL's name without "MPE_" -> its class
+    "simple_v3": "SimpleMPE",
+    "simple_adversary_v3": "SimpleAdversaryMPE",
+    "simple_crypto_v3": "SimpleCryptoMPE",
+    "simple_push_v3": "SimplePushMPE",
+    "simple_reference_v3": "SimpleReferenceMPE",
+    "simple_speaker_listener_v4": "SimpleSpeakerListenerMPE",
+    "simple_spread_v3": "SimpleSpreadMPE",
+    "simple_tag_v3": "SimpleTagMPE",
+    "simple_world_comm_v3": "SimpleWorldCommMPE",
+}
+
+
+class MpeEnv:
+    """MPE: particles that move, push, speak and chase (Lowe et al. 2017, arXiv:1706.02275).
+
+    Every agent has a reward of its own; the episode return is the mean over agents of their sums
+    (JaxMARL's logs show the sum over agents, N times as much). Nothing ends an episode but the time
+    limit, a truncation. JaxMARL's max_steps=25 gives episodes of 26 steps; `time_limit` is what it
+    says, and 26 for the same episodes.
+
+    Agents differ in some tasks. Shorter views are padded with zeros at the end, and an action that
+    an agent does not have is never legal.
+    """
+
+    def __init__(self, task: str, time_limit: int = 26, **options: Any) -> None:
+        """Args:
+        task: one of MPE_TASKS.
+        time_limit: steps after which an episode is cut.
+        options: of JaxMARL's environment, such as num_agents and num_landmarks.
+        """
+        if time_limit < 1:
+            raise ValueError(f"time_limit={time_limit} must be at least 1.")
+        if task not in MPE_TASKS:
+            raise ValueError(f"task={task} must be one of {', '.join(MPE_TASKS)}.")
+        make = getattr(import_suite("mpe"), MPE_TASKS[task])
+        self._env = make(action_type="Discrete", max_steps=time_limit, **options)
+        self._agents: list[str] = self._env.agents
+        sizes = [self._env.action_space(agent).n for agent in self._agents]
+        self.num_agents = len(self._agents)
+        self.num_actions: int = max(sizes)
+        self.time_limit = time_limit
+        self._view_size = max(self._env.observation_space(a).shape[0] for a in self._agents)
+        self._legal = np.arange(self.num_actions) < np.array(sizes)[:, None]  # (N, A)
+
+    @property
+    def observation_spec(self) -> Observation:
+        return Observation(
+            agents_view=array_spec((self.num_agents, self._view_size), jnp.float32),
+            action_mask=array_spec((self.num_agents, self.num_actions), bool),
+            agent_mask=array_spec((self.num_agents,), bool),
+            step_count=array_spec((), jnp.int32),
+        )
+
+    def reset(self, key: jax.Array) -> tuple[JaxMarlState, TimeStep]:
+        key, reset_key = jax.random.split(key)
+        views, env_state = self._env.reset(reset_key)
+        return JaxMarlState(key=key, env_state=env_state), TimeStep(
+            step_type=jnp.int8(FIRST),
+            reward=jnp.zeros(self.num_agents),
+            discount=jnp.ones(self.num_agents),
+            observation=self._observation(views, env_state),
+            extras={},
+        )
+
+    def step(self, state: JaxMarlState, action: jax.Array) -> tuple[JaxMarlState, TimeStep]:
+        key, step_key = jax.random.split(state.key)
+        actions = dict(zip(self._agents, action, strict=True))
+        views, env_state, rewards, _, _ = self._env.step_env(step_key, state.env_state, actions)
+        last = env_state.step >= self.time_limit
+        return JaxMarlState(key=key, env_state=env_state), TimeStep(
+            step_type=jnp.where(last, LAST, MID).astype(jnp.int8),
+            reward=jnp.stack([rewards[agent] for agent in self._agents]).astype(jnp.float32),
+            discount=jnp.ones(self.num_agents),
+            observation=self._observation(views, env_state),
+            extras={},
+        )
+
+    def draw(self, states: Sequence[JaxMarlState]) -> Iterator[np.ndarray]:
+        """Yields an image (height, width, 3), uint8, of each state."""
+        radii, names = np.array(self._env.rad), [*self._agents, *self._env.landmarks]
+        colors = np.array(self._env.colour, float) / 255.0
+
+        def particles(state: JaxMarlState) -> Iterator[Disc]:
+            for i, (x, y) in enumerate(np.array(state.env_state.p_pos)):
+                yield Disc(float(x), float(y), float(radii[i]), colors[i], 0.8, names[i])
+
+        return draw_discs(map(particles, states), (-2.0, 2.0, -2.0, 2.0))
+
+    def _observation(self, views: dict[str, jax.Array], env_state: Any) -> Observation:
+        padded = [
+            jnp.pad(views[agent], (0, self._view_size - views[agent].size))
+            for agent in self._agents
+        ]
+        return Observation(
+            agents_view=jnp.stack(padded).astype(jnp.float32),
+            action_mask=jnp.asarray(self._legal),
+            agent_mask=jnp.ones(self.num_agents, bool),
+            step_count=env_state.step.astype(jnp.int32),
+        )

@@ -11,7 +11,7 @@ import pytest
 from mava.config import scenarios_of
 from mava.types import FIRST, LAST, MID
 from mava.wrappers.episode_metrics import EpisodeMetrics
-from mava.wrappers.jaxmarl import SmaxEnv
+from mava.wrappers.jaxmarl import MPE_TASKS, MpeEnv, SmaxEnv, import_suite
 
 STOP, SHOOT_FIRST = 4, 5
 
@@ -165,9 +165,7 @@ def test_smax_draws_its_states(smax):
 
 
 def test_every_smax_scenario_is_jaxmarls():
-    from mava.wrappers.jaxmarl import smax as suite
-
-    names = suite.smax_env.MAP_NAME_TO_SCENARIO
+    names = import_suite("smax").smax_env.MAP_NAME_TO_SCENARIO
     assert sorted(scenarios_of("SMAX")) == sorted(names)
     for name, scenario in names.items():
         env = SmaxEnv(name)
@@ -178,11 +176,12 @@ def test_every_smax_scenario_is_jaxmarls():
 
 IMPORTS = """
 import sys
-import mava.wrappers.jaxmarl as ours
+from mava.wrappers.jaxmarl import import_suite
+ours = import_suite("smax")
 assert "jaxmarl" not in sys.modules and "jaxmarl.environments.mpe" not in sys.modules
 import jaxmarl
 from jaxmarl.environments import smax
-assert smax is ours.smax
+assert smax is ours
 jaxmarl.make("HeuristicEnemySMAX")
 """
 
@@ -190,3 +189,74 @@ jaxmarl.make("HeuristicEnemySMAX")
 def test_jaxmarl_is_whole_afterwards():
     """Our import takes one suite; the user's own imports of jaxmarl still work."""
     subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+
+
+@pytest.mark.parametrize("task", MPE_TASKS)
+def test_mpe_gives_what_its_spec_says(task):
+    """Through a whole episode, which the time limit cuts, and what a sum of rewards gives."""
+    env = EpisodeMetrics(MpeEnv(task, time_limit=10))
+
+    def random_step(state, key):
+        action = jax.random.categorical(key, jnp.where(legal, 0.0, -1e9))
+        state, timestep = env.step(state, action)
+        return state, timestep
+
+    legal = env.env._legal
+    state, first = jax.jit(env.reset)(jax.random.key(0))
+    run = jax.jit(lambda state, keys: jax.lax.scan(random_step, state, keys)[1])
+    steps = run(state, jax.random.split(jax.random.key(1), 10))
+    has_spec(first.observation, env.observation_spec)
+    has_spec(steps.observation, env.observation_spec, 10)
+    assert steps.reward.shape == steps.discount.shape == (10, env.num_agents)
+    np.testing.assert_array_equal(steps.discount, 1.0)
+    np.testing.assert_array_equal(steps.step_type, [MID] * 9 + [LAST])
+    np.testing.assert_array_equal(steps.observation.step_count, np.arange(1, 11))
+    np.testing.assert_array_equal(steps.observation.action_mask, [legal] * 10)
+    expected = np.cumsum(np.mean(steps.reward, axis=1))
+    np.testing.assert_allclose(steps.extras["episode_return"], expected, rtol=1e-4)
+    assert np.abs(steps.observation.agents_view).sum() > 0
+
+
+def test_mpe_pads_agents_that_see_or_can_do_less():
+    env = MpeEnv("simple_speaker_listener_v4")  # 3 features and 3 words; 11 features and 5 moves
+    _, timestep = env.reset(jax.random.key(0))
+    view, mask = timestep.observation.agents_view, timestep.observation.action_mask
+    assert view.shape == (2, 11)
+    np.testing.assert_array_equal(view[0, 3:], 0.0)
+    assert view[0, :3].any()
+    np.testing.assert_array_equal(mask, [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+
+
+def test_mpe_plays_jaxmarls_episodes():
+    """26 steps as in JaxMARL, with its rewards, observations and keys."""
+    env, suite = MpeEnv("simple_spread_v3"), import_suite("mpe")
+    theirs = suite.SimpleSpreadMPE()
+    state, _ = env.reset(jax.random.key(0))
+    their_state, done, num_steps = state.env_state, False, 0
+    step, their_step = jax.jit(env.step), jax.jit(theirs.step_env)
+    while not done:
+        action = jnp.array([num_steps % 5, 1, 3])
+        key = jax.random.split(state.key)[1]
+        views, their_state, rewards, dones, _ = their_step(
+            key, their_state, dict(zip(theirs.agents, action, strict=True))
+        )
+        state, timestep = step(state, action)
+        np.testing.assert_allclose(
+            timestep.reward, [rewards[agent] for agent in theirs.agents], rtol=1e-5
+        )
+        np.testing.assert_allclose(timestep.observation.agents_view[1], views["agent_1"], rtol=1e-5)
+        done, num_steps = bool(dones["__all__"]), num_steps + 1
+        assert (timestep.step_type == LAST) == done
+    assert num_steps == env.time_limit == 26
+
+
+def test_mpe_is_drawn():
+    env = MpeEnv("simple_tag_v3")
+    state, _ = env.reset(jax.random.key(0))
+    (image,) = env.draw([state])
+    assert image.shape == (400, 400, 3)
+    assert len(np.unique(image.reshape(-1, 3), axis=0)) > 10
+
+
+def test_every_mpe_task_has_a_scenario():
+    assert sorted(scenarios_of("MPE")) == sorted(MPE_TASKS)
