@@ -39,10 +39,11 @@ import mava
 from mava import config as configuration
 from mava import experiment
 from mava.checkpoints import Checkpoints, list_checkpoints
+from mava.networks.distributions import Categorical, MultiCategorical
 from mava.programs import split_keys
 from mava.resume import about_run
 from mava.snapshot import Progress, Snapshot
-from mava.types import Observation
+from mava.types import ActionSpec, Continuous, Discrete, Observation
 
 SECONDS = 2.0  # of a measurement
 REPEATS = 3  # measurements; the fastest counts, others on the machine can only slow it down
@@ -74,13 +75,23 @@ def repeat(function: Callable[[Any], Any], carry: Any) -> Callable[[int], None]:
     return lambda n: jax.block_until_ready(loop(np.int32(n), carry))
 
 
+def random_action(spec: ActionSpec, mask: jax.Array, key: jax.Array) -> jax.Array:
+    """Returns legal actions drawn evenly, for masks (..., N, A)."""
+    if isinstance(spec, Continuous):
+        return jax.random.uniform(key, mask.shape, minval=-1.0) * mask
+    logits = jnp.zeros(mask.shape)
+    if isinstance(spec, Discrete):
+        return Categorical.masked(logits, mask).sample(key)
+    return MultiCategorical.masked(logits, mask, spec.num_actions).sample(key)
+
+
 def raw_runner(vector_env: Any, length: int) -> Callable[[int], None]:
     """The environments alone: a round is `length` steps of all copies, which are never reset."""
     env = vector_env.env
 
     def step(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
         state, mask, total = carry
-        action = jax.random.categorical(key, jnp.where(mask, 0.0, -1e9))
+        action = random_action(env.action_spec, mask, key)
         state, timestep = jax.vmap(env.step)(state, action)
         kept = jax.tree.leaves((timestep.observation, timestep.reward))
         total += sum(jnp.sum(x, dtype=jnp.float32) for x in kept)

@@ -17,12 +17,35 @@ class Observation(PyTreeNode, kw_only=True):
     """What one environment shows; a batch of environments adds leading axes to every field."""
 
     agents_view: jax.Array  # (N, O), float32: each agent's own view
-    action_mask: jax.Array  # (N, A), bool: true where an action is legal
+    action_mask: jax.Array  # (N, A), bool; see the action specs
     agent_mask: (
         jax.Array
     )  # (N,), bool: false for an agent out of the game, whose actions do nothing
     step_count: jax.Array  # (), int32: steps since the episode began
     global_state: jax.Array | None = None  # (S,), float32: what a centralised critic sees
+
+
+class Discrete(NamedTuple):
+    """Every agent chooses one of A actions: (N,), int32. The mask (N, A) shows the legal ones."""
+
+    num_actions: int  # A
+
+
+class MultiDiscrete(NamedTuple):
+    """Every agent makes K choices at a time: (N, K), int32. The mask (N, A_1 + ... + A_K) shows the
+    legal ones, of the first choice, then of the second, ...
+    """
+
+    num_actions: tuple[int, ...]  # (A_1, ..., A_K)
+
+
+class Continuous(NamedTuple):
+    """Every agent sets D numbers in [-1, 1]: (N, D). The mask (N, D) shows which it has."""
+
+    num_dims: int  # D
+
+
+ActionSpec = Discrete | MultiDiscrete | Continuous
 
 
 class TimeStep(PyTreeNode, kw_only=True):
@@ -53,7 +76,7 @@ class MarlEnv(Protocol):
     """
 
     num_agents: int
-    num_actions: int  # A: every agent chooses one of these
+    action_spec: ActionSpec
     time_limit: int  # steps after which an episode is cut
 
     @property
@@ -66,7 +89,7 @@ class MarlEnv(Protocol):
         ...
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
-        """Returns the next state and timestep; `action` is (N,), int32."""
+        """Returns the next state and timestep; `action` is as `action_spec` says."""
         ...
 
 
@@ -94,7 +117,7 @@ class Experience(PyTreeNode, kw_only=True):
     """The rollout just taken, time first, as the environments passed to the system gave it."""
 
     observation: Observation  # (T, E, ...): before the action
-    action: jax.Array  # (T, E, N), int32
+    action: jax.Array  # (T, E, N, ...)
     reward: jax.Array  # (T, E, N)
     discount: jax.Array  # (T, E, N)
     last: jax.Array  # (T, E), bool: the episode ended or was cut with this step

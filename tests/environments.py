@@ -6,7 +6,18 @@ import jax
 import jax.numpy as jnp
 from flax.struct import PyTreeNode
 
-from mava.types import FIRST, LAST, MID, Observation, TimeStep, array_spec
+from mava.types import (
+    FIRST,
+    LAST,
+    MID,
+    ActionSpec,
+    Continuous,
+    Discrete,
+    MultiDiscrete,
+    Observation,
+    TimeStep,
+    array_spec,
+)
 
 
 class ProbeState(PyTreeNode, kw_only=True):
@@ -22,15 +33,19 @@ class Probe:
     reaches `time_limit` is the last.
     """
 
-    num_actions = 2
+    action_spec: ActionSpec = Discrete(2)
     num_agents = 2
     time_limit = 1
+
+    @property
+    def num_choices(self) -> int:
+        return self.action_spec[0]
 
     @property
     def observation_spec(self) -> Observation:
         return Observation(
             agents_view=array_spec((self.num_agents, 1), jnp.float32),
-            action_mask=array_spec((self.num_agents, self.num_actions), bool),
+            action_mask=array_spec((self.num_agents, self.num_choices), bool),
             agent_mask=array_spec((self.num_agents,), bool),
             step_count=array_spec((), jnp.int32),
         )
@@ -38,7 +53,7 @@ class Probe:
     def _observe(self, state: ProbeState) -> Observation:
         return Observation(
             agents_view=state.cue[:, None],
-            action_mask=jnp.ones((self.num_agents, self.num_actions), bool),
+            action_mask=jnp.ones((self.num_agents, self.num_choices), bool),
             agent_mask=jnp.ones(self.num_agents, bool),
             step_count=state.step_count,
         )
@@ -196,6 +211,34 @@ class RandomLength(Probe):
         return jnp.bool_(False)
 
 
+class RightPair(Probe):
+    """One step, two choices of two; pays 1 if the first matches the cue and the second does not."""
+
+    action_spec = MultiDiscrete((2, 2))
+
+    num_choices = 4
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        cue = (state.cue > 0).astype(jnp.int32)
+        return ((action[:, 0] == cue) & (action[:, 1] == 1 - cue)).astype(jnp.float32)
+
+
+class RightPlace(Probe):
+    """One step, two numbers, of which the second agent has one; minus the squared distance of all
+    from half the cue. A number that an agent does not have must be 0.
+    """
+
+    action_spec = Continuous(2)
+
+    def _observe(self, state: ProbeState) -> Observation:
+        mask = jnp.array([[True, True], [True, False]])
+        return super()._observe(state).replace(action_mask=mask)
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        goal = 0.5 * state.cue[:, None] * jnp.array([[1, 1], [1, 0]])
+        return -jnp.sum((action - goal) ** 2, axis=-1)
+
+
 class Recall(Probe):
     """The cue shows in the first observation alone; the 4th action pays 1 if it matches it."""
 
@@ -253,7 +296,7 @@ class RandomEnds(Probe):
 class StateOfMemory(RandomEnds):
     """Pays 1 for an action that is the number of steps since the episode began."""
 
-    num_actions = 6
+    action_spec = Discrete(6)
 
     def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
         return (action == state.step_count).astype(jnp.float32)

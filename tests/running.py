@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
@@ -98,6 +99,26 @@ def trained(name: str, num_updates: int, *overrides: str, **kwargs: Any) -> tupl
     start = (jax.jit(system.init)(jax.random.key(0)), streams(system, jax.random.key(1)))
     learner_state, _ = jax.jit(lambda *c: jax.lax.fori_loop(0, num_updates, body, c))(*start)
     return system.update.args[0], learner_state
+
+
+def mean_return(name: str, num_updates: int, *overrides: str, **kwargs: Any) -> float:
+    """Returns the mean return of the episodes in the last of some updates."""
+    _, system, _ = build(name, *overrides, **kwargs)
+    update = over_axes(system.update)
+
+    def body(i, carry):
+        learner_state, actor_state, metrics, _ = update(*carry[:2])
+        return jax.tree.map(lambda x: x[0, 0], learner_state), actor_state, metrics.episodes
+
+    def run(learner_state, actor_state):
+        metrics = jax.eval_shape(update, learner_state, actor_state)[2].episodes
+        metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
+        carry = (learner_state, actor_state, metrics)
+        return jax.lax.fori_loop(0, num_updates, body, carry)
+
+    start = (jax.jit(system.init)(jax.random.key(0)), streams(system, jax.random.key(1)))
+    stats = jax.jit(run)(*start)[2]["episode_return"]
+    return float((stats.sum / stats.count)[0, 0])
 
 
 def train(system: str, *overrides: str, probe: str | None = None, **kwargs: Any) -> float:

@@ -3,7 +3,13 @@ or values, actors and critics join the two.
 """
 
 from mava.networks.feed_forward import FeedForwardActor, FeedForwardCritic
-from mava.networks.heads import CategoricalHead, ValueHead
+from mava.networks.heads import (
+    CategoricalHead,
+    MultiCategoricalHead,
+    TanhNormalHead,
+    ValueHead,
+    make_action_head,
+)
 from mava.networks.recurrent import RecurrentActor, RecurrentCritic, RecurrentTorso
 from mava.networks.torsos import MLPTorso
 
@@ -12,8 +18,11 @@ __all__ = [
     "FeedForwardActor",
     "FeedForwardCritic",
     "MLPTorso",
+    "MultiCategoricalHead",
     "RecurrentActor",
     "RecurrentCritic",
     "RecurrentTorso",
+    "TanhNormalHead",
     "ValueHead",
+    "make_action_head",
 ]

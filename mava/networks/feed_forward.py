@@ -3,7 +3,7 @@
 import flax.linen as nn
 import jax
 
-from mava.networks.distributions import Categorical
+from mava.networks.distributions import Policy
 from mava.types import Observation
 
 
@@ -13,7 +13,7 @@ class FeedForwardActor(nn.Module):
     torso: nn.Module
     head: nn.Module
 
-    def __call__(self, observation: Observation) -> Categorical:
+    def __call__(self, observation: Observation) -> Policy:
         """Maps observations (..., N, O) to a distribution over (..., N)."""
         return self.head(self.torso(observation.agents_view), observation.action_mask)
 

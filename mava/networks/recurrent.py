@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mava.networks.distributions import Categorical
+from mava.networks.distributions import Policy
 from mava.types import Observation
 
 
@@ -81,7 +81,7 @@ class RecurrentActor(nn.Module):
     torso: RecurrentTorso
     head: nn.Module
 
-    def __call__(self, memory: Any, observation: Observation) -> tuple[Any, Categorical]:
+    def __call__(self, memory: Any, observation: Observation) -> tuple[Any, Policy]:
         """Returns the memories after each step (T, E, N, H) and distributions over (T, E, N).
 
         Args:

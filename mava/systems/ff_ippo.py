@@ -18,7 +18,7 @@ import optax
 from flax.struct import PyTreeNode
 
 from mava import experiment
-from mava.networks import CategoricalHead, FeedForwardActor, FeedForwardCritic, ValueHead
+from mava.networks import FeedForwardActor, FeedForwardCritic, ValueHead, make_action_head
 from mava.ops.gae import gae
 from mava.ops.map_where import map_where
 from mava.types import Experience, Metrics, Observation, System
@@ -87,7 +87,7 @@ class ActorState(PyTreeNode, kw_only=True):
 
 class Transition(PyTreeNode, kw_only=True):
     observation: Observation
-    action: jax.Array  # (N,), int32
+    action: jax.Array  # (N, ...), as env.action_spec says
     log_prob: jax.Array  # (N,)
     reward: jax.Array  # (N,)
     discount: jax.Array  # (N,): 0 = terminated
@@ -98,7 +98,7 @@ class Transition(PyTreeNode, kw_only=True):
 
 class Sample(PyTreeNode, kw_only=True):
     observation: Observation
-    action: jax.Array  # (N,), int32
+    action: jax.Array  # (N, ...), as env.action_spec says
     log_prob: jax.Array  # (N,)
     value: jax.Array  # (N,)
     advantage: jax.Array  # (N,), normalised
@@ -200,7 +200,7 @@ def make_samples(
 
 
 def actor_loss(
-    actor_params: Any, algo: Algorithm, sample: Sample
+    actor_params: Any, algo: Algorithm, sample: Sample, key: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns the negated clipped objective (eq. 7) and entropy bonus (eq. 9), and metrics."""
     policy = algo.actor.apply(actor_params, sample.observation)
@@ -209,7 +209,7 @@ def actor_loss(
     clip_eps = algo.config.clip_eps
     clipped_ratio = jnp.clip(ratio, 1 - clip_eps, 1 + clip_eps)
     objective = jnp.minimum(ratio * sample.advantage, clipped_ratio * sample.advantage)
-    entropy = jnp.mean(sample.weight * policy.entropy())
+    entropy = jnp.mean(sample.weight * policy.entropy(key))
     loss = -jnp.mean(sample.weight * objective) - algo.config.ent_coef * entropy
     metrics = {
         "actor_loss": loss,
@@ -238,15 +238,17 @@ def learn(
     """Returns the state after all epochs and the metrics of each minibatch, (epochs * M,)."""
     config = algo.config
     num_samples = config.rollout_length * algo.env.num_envs
+    keys = jax.random.split(key, 1 + config.ppo_epochs * config.num_minibatches)
     # One sort per epoch shuffles as well as jax.random.permutation, which sorts twice.
-    order = jnp.argsort(jax.random.bits(key, (config.ppo_epochs, num_samples)), axis=-1)
+    order = jnp.argsort(jax.random.bits(keys[0], (config.ppo_epochs, num_samples)), axis=-1)
 
     def learn_minibatch(
-        state: LearnerState, rows: jax.Array
+        state: LearnerState, xs: tuple[jax.Array, jax.Array]
     ) -> tuple[LearnerState, dict[str, jax.Array]]:
+        rows, key = xs
         minibatch = jax.tree.map(lambda x: x[rows], samples)
         (_, metrics), actor_grads = jax.value_and_grad(actor_loss, has_aux=True)(
-            state.params.actor, algo, minibatch
+            state.params.actor, algo, minibatch, key
         )
         value_loss, critic_grads = jax.value_and_grad(critic_loss)(
             state.params.critic, algo, minibatch
@@ -272,7 +274,7 @@ def learn(
         return LearnerState(params=params, optim_states=optim_states), metrics
 
     rows = order.reshape(config.ppo_epochs * config.num_minibatches, -1)
-    return jax.lax.scan(learn_minibatch, learner_state, rows)
+    return jax.lax.scan(learn_minibatch, learner_state, (rows, keys[1:]))
 
 
 def update(
@@ -328,7 +330,7 @@ def act(
     key: jax.Array,
     greedy: bool,
 ) -> tuple[jax.Array, tuple[()]]:
-    """Returns actions (E, N): the likeliest if greedy, else sampled."""
+    """Returns actions (E, N, ...): the likeliest if greedy, else sampled."""
     policy = algo.actor.apply(actor_params, observation)
     return (policy.mode() if greedy else policy.sample(key)), memory
 
@@ -356,7 +358,7 @@ def make_system(
         config=config,
         env=env,
         actor=FeedForwardActor(
-            torso=networks["actor_network"]["pre_torso"], head=CategoricalHead(env.num_actions)
+            torso=networks["actor_network"]["pre_torso"], head=make_action_head(env.action_spec)
         ),
         critic=FeedForwardCritic(torso=networks["critic_network"]["pre_torso"], head=ValueHead(1)),
         actor_optim=make_optim(config, config.actor_lr),

@@ -22,11 +22,11 @@ from flax.struct import PyTreeNode
 
 from mava import experiment
 from mava.networks import (
-    CategoricalHead,
     RecurrentActor,
     RecurrentCritic,
     RecurrentTorso,
     ValueHead,
+    make_action_head,
 )
 from mava.ops.chunks import to_sequences
 from mava.ops.gae import gae
@@ -118,7 +118,7 @@ class ActorState(PyTreeNode, kw_only=True):
 
 class Transition(PyTreeNode, kw_only=True):
     observation: Observation
-    action: jax.Array  # (N,), int32
+    action: jax.Array  # (N, ...), as env.action_spec says
     log_prob: jax.Array  # (N,)
     reward: jax.Array  # (N,)
     discount: jax.Array  # (N,): 0 = terminated
@@ -129,7 +129,7 @@ class Transition(PyTreeNode, kw_only=True):
 
 class Sample(PyTreeNode, kw_only=True):
     observation: Observation
-    action: jax.Array  # (N,), int32
+    action: jax.Array  # (N, ...), as env.action_spec says
     log_prob: jax.Array  # (N,)
     value: jax.Array  # (N,)
     advantage: jax.Array  # (N,), normalised
@@ -279,7 +279,7 @@ def make_samples(
 
 
 def actor_loss(
-    actor_params: Any, algo: Algorithm, memory: Any, sample: Sample
+    actor_params: Any, algo: Algorithm, memory: Any, sample: Sample, key: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns the negated clipped objective (eq. 7) and entropy bonus (eq. 9), and metrics."""
     _, policy = algo.actor.apply(actor_params, memory, sample.observation)
@@ -288,7 +288,7 @@ def actor_loss(
     clip_eps = algo.config.clip_eps
     clipped_ratio = jnp.clip(ratio, 1 - clip_eps, 1 + clip_eps)
     objective = jnp.minimum(ratio * sample.advantage, clipped_ratio * sample.advantage)
-    entropy = jnp.mean(sample.weight * policy.entropy())
+    entropy = jnp.mean(sample.weight * policy.entropy(key))
     loss = -jnp.mean(sample.weight * objective) - algo.config.ent_coef * entropy
     metrics = {
         "actor_loss": loss,
@@ -321,20 +321,22 @@ def learn(
         learner_state: before learning.
         memories: at the start of each sequence, (C * E, ...).
         samples: (L, C * E, ...).
-        key: of the shuffle.
+        key: of the shuffles and of what is drawn to estimate entropies.
     """
     config = algo.config
     num_sequences = config.num_chunks * algo.env.num_envs
+    keys = jax.random.split(key, 1 + config.ppo_epochs * config.num_minibatches)
     # One sort per epoch shuffles as well as jax.random.permutation, which sorts twice.
-    order = jnp.argsort(jax.random.bits(key, (config.ppo_epochs, num_sequences)), axis=-1)
+    order = jnp.argsort(jax.random.bits(keys[0], (config.ppo_epochs, num_sequences)), axis=-1)
 
     def learn_minibatch(
-        state: LearnerState, rows: jax.Array
+        state: LearnerState, xs: tuple[jax.Array, jax.Array]
     ) -> tuple[LearnerState, dict[str, jax.Array]]:
+        rows, key = xs
         memory = jax.tree.map(lambda x: x[rows], memories)
         sample = jax.tree.map(lambda x: x[:, rows], samples)
         (_, metrics), actor_grads = jax.value_and_grad(actor_loss, has_aux=True)(
-            state.params.actor, algo, memory.actor, sample
+            state.params.actor, algo, memory.actor, sample, key
         )
         value_loss, critic_grads = jax.value_and_grad(critic_loss)(
             state.params.critic, algo, memory.critic, sample
@@ -360,7 +362,7 @@ def learn(
         return LearnerState(params=params, optim_states=optim_states), metrics
 
     rows = order.reshape(config.ppo_epochs * config.num_minibatches, -1)
-    return jax.lax.scan(learn_minibatch, learner_state, rows)
+    return jax.lax.scan(learn_minibatch, learner_state, (rows, keys[1:]))
 
 
 def update(
@@ -437,7 +439,7 @@ def act(
     key: jax.Array,
     greedy: bool,
 ) -> tuple[jax.Array, Any]:
-    """Returns actions (E, N), the likeliest if greedy, else sampled, and the memory after them."""
+    """Returns actions (E, N, ...), the likeliest if greedy, else sampled, and the memory after."""
     memory, policy = step_policy(algo, actor_params, memory, observation)
     return (policy.mode() if greedy else policy.sample(key)), memory
 
@@ -471,7 +473,7 @@ def make_system(
         config=config,
         env=env,
         actor=RecurrentActor(
-            torso=make_torso(networks["actor_network"]), head=CategoricalHead(env.num_actions)
+            torso=make_torso(networks["actor_network"]), head=make_action_head(env.action_spec)
         ),
         critic=RecurrentCritic(
             torso=make_torso(networks["critic_network"]), head=ValueHead(env.num_agents)

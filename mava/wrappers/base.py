@@ -15,7 +15,7 @@ class Wrapper:
     def __init__(self, env: MarlEnv) -> None:
         self.env = env
         self.num_agents = env.num_agents
-        self.num_actions = env.num_actions
+        self.action_spec = env.action_spec
         self.time_limit = env.time_limit
 
     @property

@@ -13,7 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax.struct import PyTreeNode
 
-from mava.types import FIRST, LAST, MID, Observation, TimeStep, array_spec
+from mava.types import (
+    FIRST,
+    LAST,
+    MID,
+    ActionSpec,
+    Continuous,
+    Discrete,
+    Observation,
+    TimeStep,
+    array_spec,
+)
 
 
 def import_suite(name: str) -> Any:
@@ -111,14 +121,15 @@ class SmaxEnv:
             **options,
         )
         self.num_agents: int = self._env.num_allies
-        self.num_actions: int = self._env.num_ally_actions  # four moves, stop, an enemy to shoot
+        # Four moves, stop, an enemy to shoot at.
+        self.action_spec = Discrete(self._env.num_ally_actions)
         self.time_limit = time_limit
 
     @property
     def observation_spec(self) -> Observation:
         return Observation(
             agents_view=array_spec((self.num_agents, self._env.obs_size), jnp.float32),
-            action_mask=array_spec((self.num_agents, self.num_actions), bool),
+            action_mask=array_spec((self.num_agents, self.action_spec.num_actions), bool),
             agent_mask=array_spec((self.num_agents,), bool),
             step_count=array_spec((), jnp.int32),
             global_state=array_spec((self._env.state_size,), jnp.float32),
@@ -212,31 +223,39 @@ class MpeEnv:
     an agent does not have is never legal.
     """
 
-    def __init__(self, task: str, time_limit: int = 26, **options: Any) -> None:
+    def __init__(
+        self, task: str, time_limit: int = 26, action_type: str = "discrete", **options: Any
+    ) -> None:
         """Args:
         task: one of MPE_TASKS.
         time_limit: steps after which an episode is cut.
+        action_type: "discrete" or "continuous".
         options: of JaxMARL's environment, such as num_agents and num_landmarks.
         """
         if time_limit < 1:
             raise ValueError(f"time_limit={time_limit} must be at least 1.")
         if task not in MPE_TASKS:
             raise ValueError(f"task={task} must be one of {', '.join(MPE_TASKS)}.")
+        if action_type not in ("discrete", "continuous"):
+            raise ValueError(f"action_type={action_type} must be discrete or continuous.")
         make = getattr(import_suite("mpe"), MPE_TASKS[task])
-        self._env = make(action_type="Discrete", max_steps=time_limit, **options)
+        self._env = make(action_type=action_type.title(), max_steps=time_limit, **options)
         self._agents: list[str] = self._env.agents
-        sizes = [self._env.action_space(agent).n for agent in self._agents]
+        spaces = [self._env.action_space(agent) for agent in self._agents]
+        self._continuous = action_type == "continuous"
+        sizes = [space.shape[0] if self._continuous else space.n for space in spaces]
         self.num_agents = len(self._agents)
-        self.num_actions: int = max(sizes)
+        self.action_spec: ActionSpec = (Continuous if self._continuous else Discrete)(max(sizes))
         self.time_limit = time_limit
         self._view_size = max(self._env.observation_space(a).shape[0] for a in self._agents)
-        self._legal = np.arange(self.num_actions) < np.array(sizes)[:, None]  # (N, A)
+        self._sizes = sizes
+        self._action_mask = np.arange(max(sizes)) < np.array(sizes)[:, None]  # (N, A) or (N, D)
 
     @property
     def observation_spec(self) -> Observation:
         return Observation(
             agents_view=array_spec((self.num_agents, self._view_size), jnp.float32),
-            action_mask=array_spec((self.num_agents, self.num_actions), bool),
+            action_mask=array_spec(self._action_mask.shape, bool),
             agent_mask=array_spec((self.num_agents,), bool),
             step_count=array_spec((), jnp.int32),
         )
@@ -254,7 +273,10 @@ class MpeEnv:
 
     def step(self, state: JaxMarlState, action: jax.Array) -> tuple[JaxMarlState, TimeStep]:
         key, step_key = jax.random.split(state.key)
-        actions = dict(zip(self._agents, action, strict=True))
+        chosen = list(action)
+        if self._continuous:  # JaxMARL's are in [0, 1]
+            chosen = [(x[:size] + 1) / 2 for x, size in zip(action, self._sizes, strict=True)]
+        actions = dict(zip(self._agents, chosen, strict=True))
         views, env_state, rewards, _, _ = self._env.step_env(step_key, state.env_state, actions)
         last = env_state.step >= self.time_limit
         return JaxMarlState(key=key, env_state=env_state), TimeStep(
@@ -283,7 +305,7 @@ class MpeEnv:
         ]
         return Observation(
             agents_view=jnp.stack(padded).astype(jnp.float32),
-            action_mask=jnp.asarray(self._legal),
+            action_mask=jnp.asarray(self._action_mask),
             agent_mask=jnp.ones(self.num_agents, bool),
             step_count=env_state.step.astype(jnp.int32),
         )

@@ -14,7 +14,7 @@ from jumanji.environments.routing.robot_warehouse.generator import (
 )
 from jumanji.environments.routing.robot_warehouse.utils import is_collision
 
-from mava.types import FIRST, LAST, MID, Observation, TimeStep, array_spec
+from mava.types import FIRST, LAST, MID, Discrete, Observation, TimeStep, array_spec
 
 FIGURE_SIZE = (5.0, 5.0)  # inches of 100 pixels; Jumanji's 10 take five times as long to draw
 
@@ -37,13 +37,13 @@ class RobotWarehouseEnv:
             raise ValueError(f"time_limit={time_limit} must be at least 1.")
         self._env = RobotWarehouse(WarehouseGenerator(**generator), time_limit)
         self.num_agents: int = self._env.num_agents
-        self.num_actions = 5  # no-op, forward, left, right, toggle load
+        self.action_spec = Discrete(5)  # no-op, forward, left, right, toggle load
         self.time_limit = time_limit
 
     @property
     def observation_spec(self) -> Observation:
         num_features = int(self._env.num_obs_features)
-        return _observation_spec(self.num_agents, num_features, self.num_actions)
+        return _observation_spec(self.num_agents, num_features, self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -94,13 +94,13 @@ class LevelBasedForagingEnv:
         self._env = LevelBasedForaging(ForagingGenerator(**generator), time_limit=time_limit)
         self._team_reward = team_reward
         self.num_agents = self._env.num_agents
-        self.num_actions = 6  # no-op, up, down, left, right, load
+        self.action_spec = Discrete(6)  # no-op, up, down, left, right, load
         self.time_limit = time_limit
 
     @property
     def observation_spec(self) -> Observation:
         num_features = 3 * (self._env.num_food + self.num_agents)
-        return _observation_spec(self.num_agents, num_features, self.num_actions)
+        return _observation_spec(self.num_agents, num_features, self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -132,10 +132,10 @@ class LevelBasedForagingEnv:
         return {"env_metrics": {"percent_eaten": percent_eaten}}
 
 
-def _observation_spec(num_agents: int, num_features: int, num_actions: int) -> Observation:
+def _observation_spec(num_agents: int, num_features: int, action_spec: Discrete) -> Observation:
     return Observation(
         agents_view=array_spec((num_agents, num_features), jnp.float32),
-        action_mask=array_spec((num_agents, num_actions), bool),
+        action_mask=array_spec((num_agents, action_spec.num_actions), bool),
         agent_mask=array_spec((num_agents,), bool),
         step_count=array_spec((), jnp.int32),
     )

@@ -34,8 +34,13 @@ class VectorEnv:
         self.env = env
         self.num_envs = num_envs
         self.num_agents = env.num_agents
-        self.num_actions = env.num_actions
+        self.action_spec = env.action_spec
         self.time_limit = env.time_limit
+
+    @property
+    def num_actions(self) -> Any:
+        """A of discrete actions."""
+        return self.action_spec.num_actions  # type: ignore[union-attr]
 
     @property
     def observation_spec(self) -> Observation:
@@ -52,7 +57,7 @@ class VectorEnv:
 
         Args:
             state: of the E copies.
-            action: (E, N), int32.
+            action: (E, N, ...), as `action_spec` says.
             key: each finished copy's new episode gets one of the E keys split from it.
         """
         state, timestep = jax.vmap(self.env.step)(state, action)

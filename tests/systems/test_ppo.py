@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from mava.networks.distributions import Categorical
-from tests.running import SYSTEMS, build, over_axes, streams, system_module, trained
+from tests.running import (
+    SYSTEMS,
+    build,
+    mean_return,
+    over_axes,
+    streams,
+    system_module,
+    trained,
+)
 
 PPO = ["ff_ippo", "ff_mappo", "rec_ippo", "rec_mappo"]
 FEED_FORWARD, RECURRENT = PPO[:2], PPO[2:]
@@ -77,6 +85,13 @@ def test_learns_to_act(name, probe):
         assert (np.exp(right) > 0.9).all(), (cues, np.exp(right))
 
 
+@pytest.mark.parametrize("name", ["ff_ippo", "rec_mappo"])
+@pytest.mark.parametrize(("probe", "learnt"), [("RightPair", 0.95), ("RightPlace", -0.1)])
+def test_learns_several_and_continuous_actions(name, probe, learnt):
+    """At first they return 1/4 and -1."""
+    assert mean_return(name, 80, *FAST, probe=probe) > learnt
+
+
 @pytest.mark.parametrize("name", FEED_FORWARD)
 def test_first_ratios_are_one(name):
     """What the rollout stored and what learning computes are the same policy."""
@@ -138,9 +153,9 @@ def test_every_key_is_used_once(name, monkeypatch):
         used += [tuple(int(x) for x in key) for key in keys.reshape(-1, 2)]
     jax.effects_barrier()
     streams_run = num_devices * num_replicas * num_updates
-    # In an update: resets (T, E), actions (T,), a shuffle, three splits. A split for each stream's
+    # In an update: resets (T, E), actions (T,), a shuffle, four splits. A split for each stream's
     # reset, and one to initialise.
-    expected = streams_run * (8 * 4 + 8 + 1 + 3) + num_devices * num_replicas + 1
+    expected = streams_run * (8 * 4 + 8 + 1 + 4) + num_devices * num_replicas + 1
     assert len(used) == expected
     assert len(set(used)) == len(used)
 

@@ -17,7 +17,7 @@ from mava.evaluator import in_order, make_evaluate
 from mava.networks import RecurrentTorso
 from mava.networks.distributions import Categorical
 from mava.ops.gae import gae
-from tests.running import build, over_axes, streams, system_module, trained
+from tests.running import build, mean_return, over_axes, streams, system_module, trained
 
 RECURRENT = ["rec_ippo", "rec_mappo"]
 T, E = 8, 32
@@ -136,7 +136,9 @@ def test_replay_is_what_was_played(played):
     np.testing.assert_allclose(policy.log_probs, expected, atol=1e-5)
     _, value = module.values(algo, played.params.critic, starts.critic, replayed.observation)
     np.testing.assert_allclose(value, module.to_sequences(values, num_chunks), atol=1e-5)
-    _, metrics = module.actor_loss(played.params.actor, algo, starts.actor, replayed)
+    _, metrics = module.actor_loss(
+        played.params.actor, algo, starts.actor, replayed, jax.random.key(0)
+    )
     ratio = jnp.exp(policy.log_prob(replayed.action) - replayed.log_prob)
     np.testing.assert_allclose(ratio, 1.0, atol=1e-5)
     np.testing.assert_allclose(metrics["approx_kl"], 0.0, atol=1e-6)
@@ -273,23 +275,7 @@ FAST = ("arch.num_envs=32", "system.actor_lr=0.01", "system.critic_lr=0.01", "sy
 
 
 def recall(name, probe):
-    """Returns the mean return of the last of 100 updates."""
-    _, system, _ = build(name, *FAST, probe=probe)
-    update = over_axes(system.update)
-
-    def body(i, carry):
-        learner_state, actor_state, metrics, _ = update(*carry[:2])
-        return jax.tree.map(lambda x: x[0, 0], learner_state), actor_state, metrics.episodes
-
-    def run(learner_state, actor_state):
-        metrics = jax.eval_shape(update, learner_state, actor_state)[2].episodes
-        metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), metrics)
-        return jax.lax.fori_loop(0, 100, body, (learner_state, actor_state, metrics))
-
-    start = (jax.jit(system.init)(jax.random.key(0)), streams(system, jax.random.key(1)))
-    stats = jax.jit(run)(*start)[2]["episode_return"]
-    assert stats.count[0, 0] == 64
-    return float((stats.sum / stats.count)[0, 0])
+    return mean_return(name, 100, *FAST, probe=probe)
 
 
 @pytest.mark.parametrize("name", RECURRENT)

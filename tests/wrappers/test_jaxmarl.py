@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mava.config import scenarios_of
-from mava.types import FIRST, LAST, MID
+from mava.types import FIRST, LAST, MID, Discrete
 from mava.wrappers.episode_metrics import EpisodeMetrics
 from mava.wrappers.jaxmarl import MPE_TASKS, MpeEnv, SmaxEnv, import_suite
 
@@ -45,7 +45,7 @@ def has_spec(observation, spec, *batch):
 
 def test_smax_gives_what_its_spec_says(smax):
     env, _, _, (first, steps) = smax
-    assert (env.num_agents, env.num_actions) == (5, 10)
+    assert (env.num_agents, env.action_spec) == (5, Discrete(10))
     has_spec(first.observation, env.observation_spec)
     has_spec(steps.observation, env.observation_spec, 200)
     assert first.step_type == FIRST
@@ -201,7 +201,7 @@ def test_mpe_gives_what_its_spec_says(task):
         state, timestep = env.step(state, action)
         return state, timestep
 
-    legal = env.env._legal
+    legal = env.env._action_mask
     state, first = jax.jit(env.reset)(jax.random.key(0))
     run = jax.jit(lambda state, keys: jax.lax.scan(random_step, state, keys)[1])
     steps = run(state, jax.random.split(jax.random.key(1), 10))

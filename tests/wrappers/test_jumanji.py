@@ -61,7 +61,7 @@ def place(state, rows, columns, directions):
 def test_observations_agree_with_the_spec(scenario):
     env = AgentIds(GlobalState(env_of(scenario)))
     spec = jax.tree.map(lambda x: (x.shape, x.dtype), env.observation_spec)
-    assert env.observation_spec.action_mask.shape == (env.num_agents, env.num_actions)
+    assert env.observation_spec.action_mask.shape == (env.num_agents, env.action_spec.num_actions)
     state, first = jax.eval_shape(env.reset, jax.random.key(0))
     action = jax.ShapeDtypeStruct((env.num_agents,), jnp.int32)
     state, later = jax.eval_shape(env.step, state, action)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mava.types import FIRST, LAST, Observation, TimeStep, array_spec
+from mava.types import FIRST, LAST, Discrete, Observation, TimeStep, array_spec
 from mava.wrappers.episode_metrics import EpisodeMetrics
 from mava.wrappers.vector import VectorEnv
 
@@ -16,7 +16,7 @@ class Marked:
     0 goes on, 1 terminates, 2 is cut.
     """
 
-    num_agents, num_actions, time_limit = 1, 3, 100
+    num_agents, action_spec, time_limit = 1, Discrete(3), 100
     observation_spec = Observation(
         agents_view=array_spec((1, 5), jnp.float32),
         action_mask=array_spec((1, 3), bool),
