@@ -9,8 +9,7 @@ One row per number of environments, all in environment steps per second:
 - bound: 1 / (seconds of a raw step + seconds of the bare matrix work per step), the matrix work
   being the networks' gradients on the same minibatches for the same epochs and their forward
   passes (of a recurrent network with its cell's), timed on one device in the same process; times
-  the devices. The fraction of the bound is
-  training / bound, by wall and by CPU seconds;
+  the devices. The fraction of the bound is training / bound, by wall and by CPU seconds;
 - saving overhead: how much longer training takes with a checkpoint after every block of the run, of
   which the loop itself waits "saving blocks"; the rest is written while the next block runs.
 

@@ -18,9 +18,7 @@ class Observation(PyTreeNode, kw_only=True):
 
     agents_view: jax.Array  # (N, O), float32: each agent's own view
     action_mask: jax.Array  # (N, A), bool; see the action specs
-    agent_mask: (
-        jax.Array
-    )  # (N,), bool: false for an agent out of the game, whose actions do nothing
+    agent_mask: jax.Array  # (N,), bool: false for an agent whose actions do nothing any more
     step_count: jax.Array  # (), int32: steps since the episode began
     global_state: jax.Array | None = None  # (S,), float32: what a centralised critic sees
 

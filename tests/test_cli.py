@@ -111,7 +111,23 @@ def test_bad_input_is_one_sentence(overrides, message, monkeypatch, tmp_path):
             ["system.num_minibatches=3", "system.recurrent_chunk_size=64"],
             "num_minibatches=3 must divide num_envs * rollout_length / recurrent_chunk_size = 32",
         ),
-        (["network.hidden_state_dim=0"], "hidden_state_dim"),
+        (["network.hidden_state_dim=0"], "hidden_state_dim=0 must be an integer of at least 1."),
+        (
+            ["network.hidden_state_dim=abc"],
+            "hidden_state_dim=abc must be an integer of at least 1.",
+        ),
+        (["network.hidden_state_dim=null"], "hidden_state_dim=None must be an integer of at least"),
+        (
+            ["network.hidden_state_dim=1.5"],
+            "hidden_state_dim=1.5 must be an integer of at least 1.",
+        ),
+        (
+            [
+                "network.actor_network.cell._target_=flax.linen.ConvLSTMCell",
+                "+network.actor_network.cell.kernel_size=[3]",
+            ],
+            "is no recurrent cell",
+        ),
         (["network.actor_network.cell._target_=flax.linen.Dense"], "is no recurrent cell"),
         (["env=smax", "env/scenario=tiny-2ag"], "of SMAX, which has: 10m_vs_11m, 25m, 27m_vs_30m"),
         (["env=smax", "env.scenario.task_config.scenario=9m"], "scenario=9m must be one of 3m, 2s"),

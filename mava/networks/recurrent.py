@@ -23,13 +23,14 @@ class RecurrentTorso(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.cell, nn.RNNCellBase):
+        if not isinstance(self.cell, nn.RNNCellBase) or self.cell.num_feature_axes != 1:
             raise ValueError(
-                f"cell={type(self.cell).__name__} is no recurrent cell of flax.linen (GRUCell, "
-                "OptimizedLSTMCell...)."
+                f"cell={type(self.cell).__name__} is no recurrent cell of flax.linen for vectors "
+                "(GRUCell, OptimizedLSTMCell...)."
             )
-        if self.cell.features < 1:
-            raise ValueError(f"hidden_state_dim={self.cell.features} must be at least 1.")
+        size = self.cell.features
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"hidden_state_dim={size} must be an integer of at least 1.")
 
     @nn.nowrap
     def init_memory(self, *batch: int) -> Any:

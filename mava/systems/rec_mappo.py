@@ -173,8 +173,8 @@ def values(
 def rollout(
     algo: Algorithm, params: Params, actor_state: ActorState
 ) -> tuple[ActorState, Any, Transition]:
-    """Returns the advanced actor state, of whose memory the actor's alone, the memory at the start
-    of each chunk (C, E, N, H), and a trajectory (T, E, ...).
+    """Returns the actor state after the rollout, in which the critic's memory is still the old one,
+    the actor's memory at the start of each chunk (C, E, N, H), and a trajectory (T, E, ...).
     """
     key, steps_key = jax.random.split(actor_state.key)
 
@@ -370,9 +370,9 @@ def update(
 ) -> tuple[LearnerState, ActorState, Metrics, Experience]:
     """One rollout, then PPO's epochs over it."""
     params, critic_memory = learner_state.params, actor_state.memory.critic
-    actor_state, actor_starts, trajectory = rollout(algo, params, actor_state)
-    critic_memory, critic_starts, samples = make_samples(algo, params, critic_memory, trajectory)
-    memories = flatten(Memory(actor=actor_starts, critic=critic_starts))
+    actor_state, actor_memories, trajectory = rollout(algo, params, actor_state)
+    critic_memory, critic_memories, samples = make_samples(algo, params, critic_memory, trajectory)
+    memories = flatten(Memory(actor=actor_memories, critic=critic_memories))
     samples = to_sequences(samples, algo.config.num_chunks)
     key, learn_key = jax.random.split(actor_state.key)
     learner_state, learn_metrics = learn(algo, learner_state, memories, samples, learn_key)

@@ -90,7 +90,7 @@ def draw_discs(
 class SmaxEnv:
     """SMAX: a team of units fights one that JaxMARL's heuristic commands, without StarCraft II.
 
-    Team reward: the damage done, as a fraction of all enemies' health, and 1 for winning; the
+    Team reward: the health that enemies lost, the mean of their fractions, and 1 for winning; the
     return is at most 2. Units that died stay in the arrays: their `agent_mask` is false and they
     can only stop. A battle ends when a team is dead (termination, also when that coincides with the
     limit) and is cut at the time limit (truncation; JaxMARL itself plays one step more). JaxMARL's
