@@ -166,12 +166,12 @@ def make_system(module: ModuleType, env: VectorEnv, run: RunConfig, config: Any)
         raise UserError(f"Bad option: {error}") from error
     except KeyError as error:
         raise UserError(f"{run.system_name} needs {error} in its network config.") from error
-    for network, parts in networks.items():
-        if isinstance(parts, configuration.Parts) and parts.unread:
-            raise UserError(
-                f"{run.system_name} has no use for {', '.join(sorted(parts.unread))} of "
-                f"network.{network}: leave it out or choose another config with network=."
-            )
+    unread = configuration.unread_parts(run.composed.network, networks)
+    if unread:
+        raise UserError(
+            f"{run.system_name} has no use for network.{', network.'.join(unread)}: leave it out "
+            "or choose another config with network=."
+        )
     return system
 
 

@@ -75,7 +75,7 @@ def run_cli(monkeypatch, system, *overrides):
         (["env=lbf", "env/scenario=tiny-2ag"], "tiny-2ag is a scenario of RobotWarehouse, not of"),
         (["env.factory=nowhere.Env"], "env.factory=nowhere.Env can't be imported"),
         (["env=lbf", "env.kwargs.time_limit=x", "env.scenario.task_config.fov=99"], "refuses"),
-        (["env.kwargs.time_limit=0"], "time_limit=0 must be at least 1."),
+        (["env.kwargs.time_limit=0"], "time_limit=0 must be an integer of at least 1."),
         (["system.total_timesteps=1e4"], "fewer than arch.num_evaluation=100"),
         (
             ["system.total_timesteps=inf"],
@@ -86,7 +86,14 @@ def run_cli(monkeypatch, system, *overrides):
         (["network.actor_network.pre_torso.layer_sizes=[0]"], "layer_sizes=[0] must be positive"),
         (["network.actor_network.pre_torso.activation=rellu"], "activation=rellu is no function"),
         (["~network.critic_network"], "ff_ippo needs 'critic_network' in its network config."),
-        (["network=rnn"], "ff_ippo has no use for cell, post_torso of network.actor_network"),
+        (
+            ["network=rnn"],
+            "ff_ippo has no use for network.actor_network.cell, network.actor_network",
+        ),
+        (
+            ["+network.hidden_state_dim=512"],
+            "ff_ippo has no use for network.hidden_state_dim: leave",
+        ),
         (CONV, "does not fit the observation, agents_view (N, O) = (2, 68)"),
     ],
 )
@@ -111,6 +118,17 @@ def test_bad_input_is_one_sentence(overrides, message, monkeypatch, tmp_path):
             ["system.num_minibatches=3", "system.recurrent_chunk_size=64"],
             "num_minibatches=3 must divide num_envs * rollout_length / recurrent_chunk_size = 32",
         ),
+        (["+network.hidden_dim=64"], "rec_mappo has no use for network.hidden_dim: leave it out"),
+        (["env=smax", "+env.kwargs.num_allies=7"], "unexpected keyword argument 'num_allies'"),
+        (
+            ["env=smax", "env.kwargs.walls_cause_death=5"],
+            "walls_cause_death=5 must be true or false",
+        ),
+        (
+            ["env=smax", "env.kwargs.time_limit=3.5"],
+            "time_limit=3.5 must be an integer of at least",
+        ),
+        (["env=mpe", "env.kwargs.action_type=both"], "action_type=both must be discrete or contin"),
         (["network.hidden_state_dim=0"], "hidden_state_dim=0 must be an integer of at least 1."),
         (
             ["network.hidden_state_dim=abc"],

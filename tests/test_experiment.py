@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mava
 from mava import experiment, signals, training
 from mava.plan import make_plan
 from mava.programs import compile_programs, split_keys
@@ -22,6 +24,7 @@ from tests.running import (
     read_metrics,
     run_folder,
     system_module,
+    tiny,
     train,
     without_times,
 )
@@ -328,3 +331,35 @@ def test_memory_does_not_grow_with_the_updates_of_a_block():
         *state, metrics, first_bad = block(*state, np.int32(num_updates))
         assert float(metrics.learn["entropy"][1]) == num_updates * 4 * 2  # epochs x minibatches
         assert all(leaf.size == 1 for leaf in jax.tree.leaves((metrics, first_bad)))
+
+
+@pytest.mark.parametrize(
+    ("system", "overrides"),
+    [
+        ("rec_mappo", ("env=smax", "network=lstm", "env.kwargs.time_limit=8")),
+        ("rec_ippo", ("env=rware", "system.recurrent_chunk_size=4")),
+        ("ff_ippo", ("env=mpe", "env/scenario=simple_speaker_listener_v4")),
+        ("ff_mappo", ("env=mpe", "env.kwargs.action_type=continuous", "env.kwargs.time_limit=5")),
+    ],
+)
+def test_suites_from_training_to_the_record(system, overrides, tmp_path):
+    train(system, *tiny(system), *overrides, "logger.use_console=false", "logger.use_tb=false",
+          "arch.num_devices=1", f"logger.base_exp_path={tmp_path}")  # fmt: skip
+    record = read_metrics(tmp_path)
+    final = record["absolute_metrics"]
+    assert all(np.isfinite(value).all() for value in final.values())
+    assert ("win_rate" in final) == ("env=smax" in overrides)
+    if "env=smax" in overrides:
+        assert 0 <= final["win_rate"][0] <= 100
+
+
+CONFIGS = Path(mava.__file__).parent / "configs"
+
+
+@pytest.mark.parametrize("overlay", sorted((CONFIGS / "tuned").rglob("*.yaml")), ids=str)
+def test_tuned_overlays_make_a_system(overlay):
+    system, *_ = overlay.relative_to(CONFIGS / "tuned").parts
+    name = overlay.relative_to(CONFIGS / "tuned").with_suffix("")
+    run = make_run(system, f"+tuned={name}")
+    assert run.task_name == overlay.stem
+    experiment.build(system_module(system), run)

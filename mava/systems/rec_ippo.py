@@ -219,6 +219,31 @@ def rollout(
     return actor_state, chunk_memories, flatten(trajectory)
 
 
+def next_values(
+    algo: Algorithm, critic_params: Any, memories: Any, value: jax.Array, trajectory: Transition
+) -> jax.Array:
+    """Returns V of every step's true successor (T, E, N), from the memories after each step
+    (T, E, N, H) and V of the steps themselves (T, E, N).
+    """
+    # The successor's value is the next step's, but at the end of the rollout and where an episode
+    # was cut by the time limit: there the memory after the step is applied to the successor.
+    next_value = jnp.concatenate([value[1:], value[-1:]])  # the last ones only hold the place
+    truncated = trajectory.last & jnp.any(trajectory.discount > 0, axis=-1)  # (T, E)
+
+    def value_of_successor(rows: tuple[Any, Observation]) -> jax.Array:
+        memory, observation = rows
+        observations = jax.tree.map(lambda x: x[None], observation)
+        return values(algo, critic_params, memory, observations)[1][0]
+
+    return map_where(
+        value_of_successor,
+        truncated.at[-1].set(True).reshape(-1),
+        flatten((memories, trajectory.next_observation)),
+        flatten(next_value),
+        chunk_size=algo.env.num_envs,
+    ).reshape(value.shape)
+
+
 def make_samples(
     algo: Algorithm, params: Params, memory: Any, trajectory: Transition
 ) -> tuple[Any, Any, Sample]:
@@ -232,25 +257,7 @@ def make_samples(
         trajectory: (T, E, ...).
     """
     memories, value = values(algo, params.critic, memory, trajectory.observation)
-
-    # The successor's value is the next step's, but at the end of the rollout and where an episode
-    # was cut by the time limit: there the memory after the step is applied to the successor.
-    next_value = jnp.concatenate([value[1:], value[-1:]])  # the last ones only hold the place
-    truncated = trajectory.last & jnp.any(trajectory.discount > 0, axis=-1)  # (T, E)
-
-    def value_of_successor(rows: tuple[Any, Observation]) -> jax.Array:
-        memory, observation = rows
-        observations = jax.tree.map(lambda x: x[None], observation)
-        return values(algo, params.critic, memory, observations)[1][0]
-
-    next_value = map_where(
-        value_of_successor,
-        truncated.at[-1].set(True).reshape(-1),
-        flatten((memories, trajectory.next_observation)),
-        flatten(next_value),
-        chunk_size=algo.env.num_envs,
-    ).reshape(value.shape)
-
+    next_value = next_values(algo, params.critic, memories, value, trajectory)
     advantage, target = gae(
         trajectory.reward,
         trajectory.discount,

@@ -1,4 +1,4 @@
-"""What every environment wrapper forwards."""
+"""What every environment wrapper forwards, and what every environment checks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -7,6 +7,12 @@ import jax
 import numpy as np
 
 from mava.types import MarlEnv, Observation, TimeStep
+
+
+def check_time_limit(time_limit: object) -> None:
+    """Raises ValueError if that is no number of steps."""
+    if not isinstance(time_limit, int) or time_limit < 1:
+        raise ValueError(f"time_limit={time_limit} must be an integer of at least 1.")
 
 
 class Wrapper:

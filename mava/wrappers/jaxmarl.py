@@ -1,5 +1,6 @@
 """JaxMARL's environments (Rutherford et al. 2024, arXiv:2311.10090)."""
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -24,13 +25,16 @@ from mava.types import (
     TimeStep,
     array_spec,
 )
+from mava.wrappers.base import check_time_limit
 
 
+@functools.cache
 def import_suite(name: str) -> Any:
     """Imports one suite, jaxmarl.environments.<name>, without the others.
 
     `import jaxmarl` imports all of them: it takes 3.3 s instead of 0.6, prints to the terminal and
     leaves sys.stdout changed. So the parent packages, which do that, are stood in for meanwhile.
+    Afterwards nothing of it is left in sys.modules; whoever imports jaxmarl gets it whole.
     """
     parents = ("jaxmarl", "jaxmarl.environments")
     spec = importlib.util.find_spec(parents[0])
@@ -43,8 +47,8 @@ def import_suite(name: str) -> Any:
     try:
         return importlib.import_module(f"{parents[1]}.{name}")
     finally:
-        for parent in parents:
-            del sys.modules[parent]
+        for module in [x for x in sys.modules if x.split(".")[0] == parents[0]]:
+            del sys.modules[module]
 
 
 class JaxMarlState(PyTreeNode, kw_only=True):
@@ -98,18 +102,27 @@ class SmaxEnv:
     """
 
     def __init__(
-        self, scenario: str, time_limit: int = 100, attack_mode: str = "closest", **options: Any
+        self,
+        scenario: str,
+        time_limit: int = 100,
+        attack_mode: str = "closest",
+        see_enemy_actions: bool = True,
+        walls_cause_death: bool = True,
     ) -> None:
         """Args:
         scenario: one of JaxMARL's maps.
         time_limit: steps after which a battle is cut.
         attack_mode: which unit an enemy shoots at, the "closest" or a "random" one in range.
-        options: of JaxMARL's SMAX, such as see_enemy_actions and walls_cause_death.
+        see_enemy_actions: show the last moves and targets of visible enemies.
+        walls_cause_death: of units that touch the edge of the map.
         """
-        if time_limit < 1:
-            raise ValueError(f"time_limit={time_limit} must be at least 1.")
+        check_time_limit(time_limit)
         if attack_mode not in ("closest", "random"):
             raise ValueError(f"attack_mode={attack_mode} must be closest or random.")
+        switches = {"see_enemy_actions": see_enemy_actions, "walls_cause_death": walls_cause_death}
+        for name, value in switches.items():
+            if not isinstance(value, bool):
+                raise ValueError(f"{name}={value} must be true or false.")
         smax = import_suite("smax")
         scenarios = smax.smax_env.MAP_NAME_TO_SCENARIO
         if scenario not in scenarios:
@@ -118,7 +131,7 @@ class SmaxEnv:
             scenario=scenarios[scenario],
             max_steps=time_limit,
             attack_mode=attack_mode,
-            **options,
+            **switches,
         )
         self.num_agents: int = self._env.num_allies
         # Four moves, stop, an enemy to shoot at.
@@ -232,8 +245,7 @@ class MpeEnv:
         action_type: "discrete" or "continuous".
         options: of JaxMARL's environment, such as num_agents and num_landmarks.
         """
-        if time_limit < 1:
-            raise ValueError(f"time_limit={time_limit} must be at least 1.")
+        check_time_limit(time_limit)
         if task not in MPE_TASKS:
             raise ValueError(f"task={task} must be one of {', '.join(MPE_TASKS)}.")
         if action_type not in ("discrete", "continuous"):

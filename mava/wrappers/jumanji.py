@@ -15,6 +15,7 @@ from jumanji.environments.routing.robot_warehouse.generator import (
 from jumanji.environments.routing.robot_warehouse.utils import is_collision
 
 from mava.types import FIRST, LAST, MID, Discrete, Observation, TimeStep, array_spec
+from mava.wrappers.base import check_time_limit
 
 FIGURE_SIZE = (5.0, 5.0)  # inches of 100 pixels; Jumanji's 10 take five times as long to draw
 
@@ -33,8 +34,7 @@ class RobotWarehouseEnv:
         generator: column_height, shelf_rows, shelf_columns, num_agents, sensor_range,
             request_queue_size.
         """
-        if time_limit < 1:
-            raise ValueError(f"time_limit={time_limit} must be at least 1.")
+        check_time_limit(time_limit)
         self._env = RobotWarehouse(WarehouseGenerator(**generator), time_limit)
         self.num_agents: int = self._env.num_agents
         self.action_spec = Discrete(5)  # no-op, forward, left, right, toggle load
@@ -89,8 +89,7 @@ class LevelBasedForagingEnv:
         team_reward: give every agent the sum of all rewards instead of its own.
         generator: grid_size, fov, num_agents, num_food, max_agent_level, force_coop.
         """
-        if time_limit < 1:
-            raise ValueError(f"time_limit={time_limit} must be at least 1.")
+        check_time_limit(time_limit)
         self._env = LevelBasedForaging(ForagingGenerator(**generator), time_limit=time_limit)
         self._team_reward = team_reward
         self.num_agents = self._env.num_agents

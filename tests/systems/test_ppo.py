@@ -182,6 +182,8 @@ RECURRENT_DIFFERENCE = """\
 -    memories, value = algo.critic.apply(critic_params, memory, observation.agents_view, start)
 -    return memories, value[..., 0]
 +    return algo.critic.apply(critic_params, memory, observation.global_state, start)
+-    (T, E, N, H) and V of the steps themselves (T, E, N).
++    (T, E, H) and V of the steps themselves (T, E, N).
 -    \"""Returns the critic's memory after the rollout (E, N, H) and at the start of each chunk
 -    (C, E, N, H), and samples (T, E, ...), advantages normalised over all of them.
 +    \"""Returns the critic's memory after the rollout (E, H) and at the start of each chunk

@@ -170,7 +170,10 @@ def test_every_smax_scenario_is_jaxmarls():
     for name, scenario in names.items():
         env = SmaxEnv(name)
         assert env.num_agents == scenario.num_allies
-        _, timestep = jax.eval_shape(env.reset, jax.random.key(0))
+        state, first = jax.eval_shape(env.reset, jax.random.key(0))
+        action = jax.ShapeDtypeStruct((env.num_agents,), jnp.int32)
+        _, timestep = jax.eval_shape(env.step, state, action)
+        has_spec(first.observation, env.observation_spec)
         has_spec(timestep.observation, env.observation_spec)
 
 
@@ -178,10 +181,9 @@ IMPORTS = """
 import sys
 from mava.wrappers.jaxmarl import import_suite
 ours = import_suite("smax")
-assert "jaxmarl" not in sys.modules and "jaxmarl.environments.mpe" not in sys.modules
-import jaxmarl
-from jaxmarl.environments import smax
-assert smax is ours
+assert ours.HeuristicEnemySMAX and not [x for x in sys.modules if x.startswith("jaxmarl")]
+import jaxmarl.environments.smax
+assert jaxmarl.environments.smax.SMAX and jaxmarl.environments.multi_agent_env
 jaxmarl.make("HeuristicEnemySMAX")
 """
 

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -166,3 +168,14 @@ def test_states_are_drawn(scenario):
 
 def test_what_does_not_draw_has_no_draw():
     assert not hasattr(EpisodeMetrics(AgentIds(RightAction())), "draw")
+
+
+LAZY = """
+import sys
+import mava.experiment, mava.wrappers.jumanji
+assert not {"jaxmarl", "brax", "distrax", "tensorboardX"} & {x.split(".")[0] for x in sys.modules}
+"""
+
+
+def test_other_suites_are_not_imported():
+    subprocess.run([sys.executable, "-c", LAZY], check=True)
