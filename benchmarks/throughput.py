@@ -37,12 +37,12 @@ from rich.table import Table
 import mava
 from mava import config as configuration
 from mava import experiment
+from mava.check_env import random_action
 from mava.checkpoints import Checkpoints, list_checkpoints
-from mava.networks.distributions import Categorical, MultiCategorical
 from mava.programs import split_keys
 from mava.resume import about_run
 from mava.snapshot import Progress, Snapshot
-from mava.types import ActionSpec, Continuous, Discrete, Observation
+from mava.types import Observation
 
 SECONDS = 2.0  # of a measurement
 REPEATS = 3  # measurements; the fastest counts, others on the machine can only slow it down
@@ -72,16 +72,6 @@ def repeat(function: Callable[[Any], Any], carry: Any) -> Callable[[int], None]:
     """Returns a runner of n rounds of `carry = function(carry)`, compiled."""
     loop = jax.jit(lambda n, carry: jax.lax.fori_loop(0, n, lambda i, c: function(c), carry))
     return lambda n: jax.block_until_ready(loop(np.int32(n), carry))
-
-
-def random_action(spec: ActionSpec, mask: jax.Array, key: jax.Array) -> jax.Array:
-    """Returns legal actions drawn evenly, for masks (..., N, A)."""
-    if isinstance(spec, Continuous):
-        return jax.random.uniform(key, mask.shape, minval=-1.0) * mask
-    logits = jnp.zeros(mask.shape)
-    if isinstance(spec, Discrete):
-        return Categorical.masked(logits, mask).sample(key)
-    return MultiCategorical.masked(logits, mask, spec.num_actions).sample(key)
 
 
 def raw_runner(vector_env: Any, length: int) -> Callable[[int], None]:
