@@ -67,7 +67,7 @@ def run_cli(monkeypatch, system, *overrides):
         ),
         (["logger.checkpointing.max_to_keep=0"], "max_to_keep=0 must be at least 1."),
         (["logger.render_every=0"], "logger.render_every=0 must be at least 1."),
-        (["env=chess"], "Available options in 'env':\n\tcustom\n\tlbf\n\tmpe"),
+        (["env=chess"], "Available options in 'env':\n\tcleaner\n\tconnector\n\tcustom"),
         (
             ["env/scenario=huge"],
             "Available options in 'env/scenario':\n\t10m_vs_11m\n\t10x10-3p-3f",

@@ -6,6 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jumanji.environments.routing.cleaner import Cleaner
+from jumanji.environments.routing.cleaner.constants import CLEAN, DIRTY, WALL
+from jumanji.environments.routing.cleaner.generator import RandomGenerator as CleanerGenerator
+from jumanji.environments.routing.connector import Connector
+from jumanji.environments.routing.connector.constants import PATH, POSITION, TARGET
+from jumanji.environments.routing.connector.generator import RandomWalkGenerator
+from jumanji.environments.routing.connector.utils import connected_or_blocked
 from jumanji.environments.routing.lbf import LevelBasedForaging
 from jumanji.environments.routing.lbf.generator import RandomGenerator as ForagingGenerator
 from jumanji.environments.routing.robot_warehouse import RobotWarehouse
@@ -129,6 +136,159 @@ class LevelBasedForagingEnv:
     def _extras(timestep: Any) -> dict[str, Any]:
         percent_eaten = jnp.asarray(timestep.extras["percent_eaten"], jnp.float32)
         return {"env_metrics": {"percent_eaten": percent_eaten}}
+
+
+class ConnectorEnv:
+    """Connector: every agent lays a path from its start to its target and must not cross another's.
+
+    Individual reward: 1 for connecting, -0.03 for every step until then; the return is the mean over
+    agents. An agent that is connected or has no way to go is out of the game. The episode ends when
+    all are (termination, also when that coincides with the limit) and is cut at the time limit. It
+    is won if all are connected.
+
+    A view is the grid five times, flattened: own end, own target, the others' ends, the others'
+    targets, and paths of whomever.
+    """
+
+    def __init__(self, time_limit: int = 50, **generator: int) -> None:
+        """Args:
+        time_limit: steps after which an episode is cut.
+        generator: grid_size, num_agents.
+        """
+        check_time_limit(time_limit)
+        self._env = Connector(RandomWalkGenerator(**generator), time_limit=time_limit)
+        self.num_agents: int = self._env.num_agents
+        self.action_spec = Discrete(5)  # no-op, up, right, down, left
+        self.time_limit = time_limit
+
+    @property
+    def observation_spec(self) -> Observation:
+        return _observation_spec(self.num_agents, 5 * self._env.grid_size**2, self.action_spec)
+
+    def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
+        state, timestep = self._env.reset(key)
+        return state, self._timestep(state, timestep, jnp.int8(FIRST), jnp.bool_(False))
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        state, timestep = self._env.step(state, action)
+        terminated = ~jnp.any(self._in_game(state))
+        step_type = jnp.where(timestep.last(), LAST, MID).astype(jnp.int8)
+        return state, self._timestep(state, timestep, step_type, terminated)
+
+    def draw(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
+        """Yields an image (height, width, 3), uint8, of each state."""
+        from jumanji.environments.routing.connector.viewer import ConnectorViewer
+
+        viewer = ConnectorViewer("Connector", self.num_agents, render_mode="rgb_array")
+        return _draw(viewer, [state.grid for state in states])
+
+    def _in_game(self, state: Any) -> jax.Array:
+        return ~jax.vmap(connected_or_blocked)(state.agents, state.action_mask)  # (N,)
+
+    def _timestep(
+        self, state: Any, timestep: Any, step_type: jax.Array, terminated: jax.Array
+    ) -> TimeStep:
+        owner, kind = (state.grid - 1) // 3, jnp.where(state.grid > 0, (state.grid - 1) % 3 + 1, 0)
+        own = owner == jnp.arange(self.num_agents)[:, None, None]  # (N, rows, columns)
+        channels = [
+            own & (kind == POSITION),
+            own & (kind == TARGET),
+            ~own & (kind == POSITION),
+            ~own & (kind == TARGET),
+            jnp.broadcast_to(kind == PATH, own.shape),
+        ]
+        views = jnp.stack(channels, axis=1).reshape(self.num_agents, -1)
+        connected = timestep.extras["ratio_connections"]
+        return TimeStep(
+            step_type=step_type,
+            reward=jnp.broadcast_to(timestep.reward, self.num_agents).astype(jnp.float32),
+            discount=jnp.full(self.num_agents, 1.0 - terminated, jnp.float32),
+            observation=Observation(
+                agents_view=views.astype(jnp.float32),
+                action_mask=state.action_mask,
+                agent_mask=self._in_game(state),
+                step_count=jnp.asarray(state.step_count, jnp.int32),
+            ),
+            extras={
+                "won_episode": jnp.all(state.agents.connected),
+                "env_metrics": {"ratio_connected": jnp.asarray(connected, jnp.float32)},
+            },
+        )
+
+
+class CleanerEnv:
+    """Cleaner: agents walk through a maze and clean every tile that they step on.
+
+    Team reward: the tiles cleaned in a step, less a penalty; the return is that of the team. The
+    episode ends when no tile is dirty (termination, also when that coincides with the limit), and
+    it is won then; it is cut at the time limit, which Jumanji calls a termination.
+
+    A view is the grid five times, flattened: dirty, clean, wall, own place, the others' places.
+    """
+
+    def __init__(
+        self, time_limit: int = 100, penalty_per_timestep: float = 0.5, **generator: int
+    ) -> None:
+        """Args:
+        time_limit: steps after which an episode is cut.
+        penalty_per_timestep: taken from the reward of every step.
+        generator: num_rows, num_cols, num_agents.
+        """
+        check_time_limit(time_limit)
+        self._env = Cleaner(CleanerGenerator(**generator), time_limit, penalty_per_timestep)
+        self.num_agents: int = self._env.num_agents
+        self.action_spec = Discrete(4)  # up, right, down, left
+        self.time_limit = time_limit
+
+    @property
+    def observation_spec(self) -> Observation:
+        num_tiles = self._env.num_rows * self._env.num_cols
+        return _observation_spec(self.num_agents, 5 * num_tiles, self.action_spec)
+
+    def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
+        state, _ = self._env.reset(key)
+        return state, self._timestep(state, jnp.int8(FIRST), jnp.float32(0.0), jnp.bool_(False))
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        state, timestep = self._env.step(state, action)
+        is_clean = ~jnp.any(state.grid == DIRTY)
+        last = is_clean | (state.step_count >= self.time_limit)
+        step_type = jnp.where(last, LAST, MID).astype(jnp.int8)
+        return state, self._timestep(state, step_type, timestep.reward, is_clean)
+
+    def draw(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
+        """Yields an image (height, width, 3), uint8, of each state."""
+        from jumanji.environments.routing.cleaner.viewer import CleanerViewer
+
+        return _draw(CleanerViewer("Cleaner", render_mode="rgb_array"), states)
+
+    def _timestep(
+        self, state: Any, step_type: jax.Array, reward: jax.Array, is_clean: jax.Array
+    ) -> TimeStep:
+        rows, columns = state.agents_locations.T
+        places = jnp.zeros((self.num_agents, *state.grid.shape))
+        places = places.at[jnp.arange(self.num_agents), rows, columns].set(1.0)
+        others = jnp.minimum(jnp.sum(places, axis=0) - places, 1.0)
+        kinds = [
+            jnp.broadcast_to(state.grid == kind, places.shape) for kind in (DIRTY, CLEAN, WALL)
+        ]
+        views = jnp.stack([*kinds, places, others], axis=1).reshape(self.num_agents, -1)
+        walkable = jnp.sum(state.grid != WALL, dtype=jnp.float32)
+        return TimeStep(
+            step_type=step_type,
+            reward=jnp.full(self.num_agents, reward, jnp.float32),
+            discount=jnp.full(self.num_agents, 1.0 - is_clean, jnp.float32),
+            observation=Observation(
+                agents_view=views.astype(jnp.float32),
+                action_mask=state.action_mask,
+                agent_mask=jnp.ones(self.num_agents, bool),
+                step_count=jnp.asarray(state.step_count, jnp.int32),
+            ),
+            extras={
+                "won_episode": is_clean,
+                "env_metrics": {"ratio_cleaned": jnp.sum(state.grid == CLEAN) / walkable},
+            },
+        )
 
 
 def _observation_spec(num_agents: int, num_features: int, action_spec: Discrete) -> Observation:

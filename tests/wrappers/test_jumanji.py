@@ -6,25 +6,35 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jumanji.environments.routing.cleaner.constants import CLEAN, DIRTY
+from jumanji.environments.routing.connector.constants import POSITION, TARGET
+from jumanji.environments.routing.connector.utils import get_action_masks
 from omegaconf import OmegaConf
 
 import mava
+from mava.check_env import find_problems
 from mava.config import UserError, make_env, scenarios_of
-from mava.types import LAST
+from mava.types import LAST, MID
 from mava.wrappers.episode_metrics import EpisodeMetrics
-from mava.wrappers.jumanji import LevelBasedForagingEnv, RobotWarehouseEnv
+from mava.wrappers.jumanji import (
+    CleanerEnv,
+    ConnectorEnv,
+    LevelBasedForagingEnv,
+    RobotWarehouseEnv,
+)
 from mava.wrappers.observation import AgentIds, GlobalState
 from tests.environments import RightAction
 
 CONFIGS = Path(mava.__file__).parent / "configs" / "env"
-SCENARIOS = scenarios_of("RobotWarehouse") + scenarios_of("LevelBasedForaging")
+GROUPS = {"RobotWarehouse": "rware", "LevelBasedForaging": "lbf", "Connector": "connector",
+          "Cleaner": "cleaner"}  # fmt: skip
+SCENARIOS = [scenario for env_name in GROUPS for scenario in scenarios_of(env_name)]
 NOOP, FORWARD, LEFT, RIGHT, TOGGLE = range(5)
 
 
 def env_of(scenario: str):
     task = OmegaConf.load(CONFIGS / "scenario" / f"{scenario}.yaml")
-    group = {"RobotWarehouse": "rware", "LevelBasedForaging": "lbf"}[task.env_name]
-    cfg = OmegaConf.load(CONFIGS / f"{group}.yaml")
+    cfg = OmegaConf.load(CONFIGS / f"{GROUPS[task.env_name]}.yaml")
     cfg.scenario = task
     return make_env(cfg)
 
@@ -76,7 +86,7 @@ def test_observations_agree_with_the_spec(scenario):
 
 def test_scenario_sizes():
     sizes = {name: OmegaConf.load(CONFIGS / "scenario" / f"{name}.yaml") for name in SCENARIOS}
-    assert len(sizes) == 24
+    assert len(sizes) == 30
     for name, scenario in sizes.items():
         assert scenario.task_name == name
     assert sizes["tiny-4ag-easy"].task_config.request_queue_size == 8
@@ -153,7 +163,9 @@ def test_refuses_what_the_suite_refuses():
         make_env(cfg)
 
 
-@pytest.mark.parametrize("scenario", ["tiny-2ag", "2s-8x8-2p-2f-coop"])
+@pytest.mark.parametrize(
+    "scenario", ["tiny-2ag", "2s-8x8-2p-2f-coop", "con-5x5x3a", "clean-10x10x3a"]
+)
 def test_states_are_drawn(scenario):
     """Through all wrappers, in colours, and differently where something moved."""
     env = EpisodeMetrics(AgentIds(GlobalState(env_of(scenario))))
@@ -161,13 +173,86 @@ def test_states_are_drawn(scenario):
     first, same, other = env.draw(states)
     assert first.shape == (500, 500, 3)
     assert first.dtype == np.uint8
-    assert len(np.unique(first.reshape(-1, 3), axis=0)) > 5
+    assert len(np.unique(first.reshape(-1, 3), axis=0)) > 3
     np.testing.assert_array_equal(first, same)
     assert np.any(first != other)
 
 
 def test_what_does_not_draw_has_no_draw():
     assert not hasattr(EpisodeMetrics(AgentIds(RightAction())), "draw")
+
+
+@pytest.mark.parametrize("scenario", ["con-7x7x5a", "clean-10x10x3a"])
+def test_grid_worlds_keep_the_contract(scenario):
+    assert find_problems(env_of(scenario)) == []
+
+
+def two_agents(ends, targets):
+    """Returns a Connector of 5 x 5 with two agents at these places, and its state."""
+    env = ConnectorEnv(grid_size=5, num_agents=2, time_limit=4)
+    state, _ = env.reset(jax.random.key(0))
+    grid = jnp.zeros((5, 5), jnp.int32)
+    for agent in range(2):
+        grid = grid.at[ends[agent]].set(POSITION + 3 * agent)
+        grid = grid.at[targets[agent]].set(TARGET + 3 * agent)
+    agents = state.agents.replace(
+        start=jnp.array(ends), position=jnp.array(ends), target=jnp.array(targets)
+    )
+    mask = get_action_masks(agents, grid)
+    return env, state.replace(grid=grid, agents=agents, action_mask=mask)
+
+
+def test_connector_ends_when_all_are_connected():
+    env, state = two_agents([(0, 0), (4, 0)], [(0, 1), (4, 2)])
+    state, timestep = env.step(state, jnp.array([2, 2]))  # both to the right
+    np.testing.assert_allclose(timestep.reward, [0.97, -0.03], rtol=1e-6)
+    np.testing.assert_array_equal(timestep.observation.agent_mask, [False, True])
+    np.testing.assert_array_equal(timestep.discount, 1.0)
+    assert timestep.step_type == MID
+    view = timestep.observation.agents_view.reshape(2, 5, 5, 5)
+    assert view[1, 0, 4, 1] == view[1, 1, 4, 2] == view[1, 2, 0, 1] == view[1, 4, 0, 0] == 1
+    assert view[1].sum() == 5  # own end and target, the other's end, two tiles of paths
+    state, timestep = env.step(state, jnp.array([0, 2]))
+    np.testing.assert_allclose(timestep.reward, [0.0, 0.97], rtol=1e-6)
+    np.testing.assert_array_equal(timestep.discount, 0.0)
+    assert timestep.step_type == LAST
+    assert timestep.extras["won_episode"]
+
+
+def test_connector_is_cut_at_its_limit():
+    env, state = two_agents([(0, 0), (4, 0)], [(0, 4), (4, 4)])
+    for _ in range(4):
+        state, timestep = env.step(state, jnp.array([0, 0]))
+    assert timestep.step_type == LAST
+    np.testing.assert_array_equal(timestep.discount, 1.0)
+    assert not timestep.extras["won_episode"]
+
+
+@pytest.mark.parametrize(("time_limit", "left"), [(3, 2), (3, 1), (1, 1)])
+def test_cleaner_ends_clean_or_is_cut(time_limit, left):
+    """One agent, a corridor without walls, so many dirty tiles to its right."""
+    env = CleanerEnv(num_rows=5, num_cols=5, num_agents=1, time_limit=time_limit)
+    state, _ = env.reset(jax.random.key(0))
+    grid = jnp.full((5, 5), CLEAN, state.grid.dtype).at[0, 1 : 1 + left].set(DIRTY)
+    state = state.replace(grid=grid, action_mask=jnp.array([[False, True, True, False]]))
+    rewards = []
+    for step in range(left):
+        state, timestep = env.step(state, jnp.array([1]))
+        rewards.append(float(timestep.reward[0]))
+        assert (timestep.step_type == LAST) == (step == left - 1)
+    assert rewards == [0.5] * left
+    np.testing.assert_array_equal(timestep.discount, 0.0)
+    assert timestep.extras["won_episode"]
+    assert timestep.extras["env_metrics"]["ratio_cleaned"] == 1.0
+
+
+def test_cleaner_is_cut_at_its_limit():
+    env = CleanerEnv(num_rows=5, num_cols=5, num_agents=1, time_limit=1)
+    state, first = env.reset(jax.random.key(0))
+    action = jnp.argmax(first.observation.action_mask, axis=-1)
+    _, timestep = env.step(state, action)
+    assert timestep.step_type == LAST
+    np.testing.assert_array_equal(timestep.discount, 1.0)
 
 
 LAZY = """
