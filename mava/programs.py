@@ -89,8 +89,9 @@ def trace_system(system: System, plan: Plan) -> tuple[Traced, Traced, Traced]:
     states = (init.shapes, reset.shapes)
     update = trace(lambda *states: system.update(*states)[:3], *states, axes=sizes)
     before, after = (
-        jax.tree.map(lambda x: (x.shape, str(x.dtype)), states)
-        for states in (states, update.shapes[:2])
+        # Not the states themselves: an environment's may define what == means.
+        (jax.tree.structure(x), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(x)])
+        for x in (states, update.shapes[:2])
     )
     if before != after:
         raise UserError("`update` changes the structure, shapes or dtypes of a state.")

@@ -141,10 +141,10 @@ class LevelBasedForagingEnv:
 class ConnectorEnv:
     """Connector: every agent lays a path from its start to its target and must not cross another's.
 
-    Individual reward: 1 for connecting, -0.03 for every step until then; the return is the mean over
-    agents. An agent that is connected or has no way to go is out of the game. The episode ends when
-    all are (termination, also when that coincides with the limit) and is cut at the time limit. It
-    is won if all are connected.
+    Individual reward: 1 for connecting, -0.03 for every step until then; the return is the mean
+    over agents. An agent that is connected or has no way to go is out of the game. The episode ends
+    when all are (termination, also when that coincides with the limit) and is cut at the time
+    limit. It is won if all are connected.
 
     A view is the grid five times, flattened: own end, own target, the others' ends, the others'
     targets, and paths of whomever.
