@@ -20,8 +20,12 @@ from jumanji.environments.routing.robot_warehouse.generator import (
     RandomGenerator as WarehouseGenerator,
 )
 from jumanji.environments.routing.robot_warehouse.utils import is_collision
+from jumanji.environments.swarms.search_and_rescue import SearchAndRescue
+from jumanji.environments.swarms.search_and_rescue.generator import (
+    RandomGenerator as SearchGenerator,
+)
 
-from mava.types import FIRST, LAST, MID, Discrete, Observation, TimeStep, array_spec
+from mava.types import FIRST, LAST, MID, Continuous, Discrete, Observation, TimeStep, array_spec
 from mava.wrappers.base import check_time_limit
 
 FIGURE_SIZE = (5.0, 5.0)  # inches of 100 pixels; Jumanji's 10 take five times as long to draw
@@ -291,10 +295,80 @@ class CleanerEnv:
         )
 
 
-def _observation_spec(num_agents: int, num_features: int, action_spec: Discrete) -> Observation:
+class SearchAndRescueEnv:
+    """SearchAndRescue: searchers fly over a torus and find targets that drift.
+
+    Individual reward: for every target found first, shared among those that find it at once, and
+    less the later it is: from 1 at the start to 0 at the time limit. The return is the mean over
+    agents. The episode ends when all targets are found (termination, also when that coincides with
+    the limit), and is won then; it is cut at the time limit, which Jumanji calls a termination.
+
+    Actions are turning and accelerating. A view is what the searcher sees along its rays, its own
+    place, and the fraction of targets that are left.
+    """
+
+    def __init__(self, time_limit: int = 400, **generator: int) -> None:
+        """Args:
+        time_limit: steps after which an episode is cut.
+        generator: num_searchers, num_targets.
+        """
+        check_time_limit(time_limit)
+        self._env = SearchAndRescue(time_limit=time_limit, generator=SearchGenerator(**generator))
+        self.num_agents: int = self._env.num_agents
+        self.action_spec = Continuous(2)
+        self.time_limit = time_limit
+
+    @property
+    def observation_spec(self) -> Observation:
+        spec: Any = self._env.observation_spec
+        _, num_channels, num_rays = spec.searcher_views.shape
+        num_features = num_channels * num_rays + 3
+        return _observation_spec(self.num_agents, num_features, self.action_spec)
+
+    def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
+        state, timestep = self._env.reset(key)
+        return state, self._timestep(state, timestep, jnp.int8(FIRST), jnp.bool_(False))
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        state, timestep = self._env.step(state, action)
+        all_found = jnp.all(state.targets.found)
+        step_type = jnp.where(timestep.last(), LAST, MID).astype(jnp.int8)
+        return state, self._timestep(state, timestep, step_type, all_found)
+
+    def draw(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
+        """Yields an image (height, width, 3), uint8, of each state."""
+        from jumanji.environments.swarms.search_and_rescue.viewer import SearchAndRescueViewer
+
+        return _draw(SearchAndRescueViewer(render_mode="rgb_array"), states)
+
+    def _timestep(
+        self, state: Any, timestep: Any, step_type: jax.Array, all_found: jax.Array
+    ) -> TimeStep:
+        seen = timestep.observation
+        left = jnp.full((self.num_agents, 1), seen.targets_remaining)
+        rays = seen.searcher_views.reshape(self.num_agents, -1)
+        views = jnp.concatenate([rays, seen.positions, left], axis=-1)
+        found = jnp.mean(state.targets.found, dtype=jnp.float32)
+        return TimeStep(
+            step_type=step_type,
+            reward=jnp.broadcast_to(timestep.reward, self.num_agents).astype(jnp.float32),
+            discount=jnp.full(self.num_agents, 1.0 - all_found, jnp.float32),
+            observation=Observation(
+                agents_view=views.astype(jnp.float32),
+                action_mask=jnp.ones((self.num_agents, 2), bool),
+                agent_mask=jnp.ones(self.num_agents, bool),
+                step_count=jnp.asarray(state.step, jnp.int32),
+            ),
+            extras={"won_episode": all_found, "env_metrics": {"ratio_found": found}},
+        )
+
+
+def _observation_spec(
+    num_agents: int, num_features: int, action_spec: Discrete | Continuous
+) -> Observation:
     return Observation(
         agents_view=array_spec((num_agents, num_features), jnp.float32),
-        action_mask=array_spec((num_agents, action_spec.num_actions), bool),
+        action_mask=array_spec((num_agents, *action_spec), bool),
         agent_mask=array_spec((num_agents,), bool),
         step_count=array_spec((), jnp.int32),
     )

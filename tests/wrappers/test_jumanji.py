@@ -1,5 +1,7 @@
+import dataclasses
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -12,7 +14,7 @@ from jumanji.environments.routing.connector.utils import get_action_masks
 from omegaconf import OmegaConf
 
 import mava
-from mava.check_env import find_problems
+from mava.check_env import find_problems, random_action
 from mava.config import UserError, make_env, scenarios_of
 from mava.types import LAST, MID
 from mava.wrappers.episode_metrics import EpisodeMetrics
@@ -21,13 +23,14 @@ from mava.wrappers.jumanji import (
     ConnectorEnv,
     LevelBasedForagingEnv,
     RobotWarehouseEnv,
+    SearchAndRescueEnv,
 )
 from mava.wrappers.observation import AgentIds, GlobalState
 from tests.environments import RightAction
 
 CONFIGS = Path(mava.__file__).parent / "configs" / "env"
 GROUPS = {"RobotWarehouse": "rware", "LevelBasedForaging": "lbf", "Connector": "connector",
-          "Cleaner": "cleaner"}  # fmt: skip
+          "Cleaner": "cleaner", "SearchAndRescue": "search_and_rescue"}  # fmt: skip
 SCENARIOS = [scenario for env_name in GROUPS for scenario in scenarios_of(env_name)]
 NOOP, FORWARD, LEFT, RIGHT, TOGGLE = range(5)
 
@@ -73,9 +76,10 @@ def place(state, rows, columns, directions):
 def test_observations_agree_with_the_spec(scenario):
     env = AgentIds(GlobalState(env_of(scenario)))
     spec = jax.tree.map(lambda x: (x.shape, x.dtype), env.observation_spec)
-    assert env.observation_spec.action_mask.shape == (env.num_agents, env.action_spec.num_actions)
+    assert env.observation_spec.action_mask.shape == (env.num_agents, *env.action_spec)
     state, first = jax.eval_shape(env.reset, jax.random.key(0))
-    action = jax.ShapeDtypeStruct((env.num_agents,), jnp.int32)
+    choose = partial(random_action, env.action_spec)
+    action = jax.eval_shape(choose, first.observation.action_mask, jax.random.key(0))
     state, later = jax.eval_shape(env.step, state, action)
     for timestep in (first, later):
         assert jax.tree.map(lambda x: (x.shape, x.dtype), timestep.observation) == spec
@@ -86,7 +90,7 @@ def test_observations_agree_with_the_spec(scenario):
 
 def test_scenario_sizes():
     sizes = {name: OmegaConf.load(CONFIGS / "scenario" / f"{name}.yaml") for name in SCENARIOS}
-    assert len(sizes) == 30
+    assert len(sizes) == 32
     for name, scenario in sizes.items():
         assert scenario.task_name == name
     assert sizes["tiny-4ag-easy"].task_config.request_queue_size == 8
@@ -164,7 +168,7 @@ def test_refuses_what_the_suite_refuses():
 
 
 @pytest.mark.parametrize(
-    "scenario", ["tiny-2ag", "2s-8x8-2p-2f-coop", "con-5x5x3a", "clean-10x10x3a"]
+    "scenario", ["tiny-2ag", "2s-8x8-2p-2f-coop", "con-5x5x3a", "clean-10x10x3a", "sar-2s-40t"]
 )
 def test_states_are_drawn(scenario):
     """Through all wrappers, in colours, and differently where something moved."""
@@ -182,8 +186,8 @@ def test_what_does_not_draw_has_no_draw():
     assert not hasattr(EpisodeMetrics(AgentIds(RightAction())), "draw")
 
 
-@pytest.mark.parametrize("scenario", ["con-7x7x5a", "clean-10x10x3a"])
-def test_grid_worlds_keep_the_contract(scenario):
+@pytest.mark.parametrize("scenario", ["con-7x7x5a", "clean-10x10x3a", "sar-2s-40t"])
+def test_worlds_keep_the_contract(scenario):
     assert find_problems(env_of(scenario)) == []
 
 
@@ -253,6 +257,19 @@ def test_cleaner_is_cut_at_its_limit():
     _, timestep = env.step(state, action)
     assert timestep.step_type == LAST
     np.testing.assert_array_equal(timestep.discount, 1.0)
+
+
+@pytest.mark.parametrize(("all_found", "at_limit"), [(True, True), (True, False), (False, True)])
+def test_search_ends_when_all_is_found_or_is_cut(all_found, at_limit):
+    env = SearchAndRescueEnv(num_searchers=2, num_targets=3, time_limit=9)
+    state, _ = env.reset(jax.random.key(0))
+    targets = dataclasses.replace(state.targets, found=jnp.full(3, all_found))
+    step_count = jnp.int32(8 if at_limit else 0)
+    state = dataclasses.replace(state, targets=targets, step=step_count)
+    state, timestep = jax.jit(env.step)(state, jnp.zeros((2, 2)))
+    assert timestep.step_type == LAST
+    np.testing.assert_array_equal(timestep.discount, 0.0 if all_found else 1.0)
+    assert bool(timestep.extras["won_episode"]) == all_found
 
 
 LAZY = """
