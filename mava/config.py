@@ -251,21 +251,21 @@ class Parts(UserDict[str, Any]):
         return super().__getitem__(name)
 
 
-def make_networks(network_cfg: DictConfig) -> Parts:
-    """Builds the modules named in the network config: a network's name -> its parts."""
+def make_networks(network_cfg: DictConfig) -> dict[str, Any]:
+    """Builds the modules named in the network config: network -> Parts, and plain numbers."""
     try:
         networks = instantiate(network_cfg, _convert_="all")
-        return Parts({name: Parts(x) if isinstance(x, dict) else x for name, x in networks.items()})
+        return {name: Parts(x) if isinstance(x, dict) else x for name, x in networks.items()}
     except Exception as error:
         reason = error.__cause__ or error
         raise UserError(f"The network config can't be built: {reason}") from error
 
 
-def unread_parts(network_cfg: DictConfig, networks: Parts) -> list[str]:
-    """Returns what neither the system has read nor another entry refers to."""
-    unresolved = OmegaConf.to_yaml(network_cfg)
-    unread = [x for x in networks.unread if f"${{network.{x}}}" not in unresolved]
-    for name, parts in networks.data.items():
-        if isinstance(parts, Parts) and name not in unread:
-            unread += [f"{name}.{part}" for part in parts.unread]
-    return sorted(unread)
+def unread_parts(networks: dict[str, Any]) -> list[str]:
+    """Returns the modules, as network.part, that no system has asked for."""
+    return sorted(
+        f"{name}.{part}"
+        for name, parts in networks.items()
+        if isinstance(parts, Parts)
+        for part in parts.unread
+    )

@@ -166,7 +166,7 @@ def make_system(module: ModuleType, env: VectorEnv, run: RunConfig, config: Any)
         raise UserError(f"Bad option: {error}") from error
     except KeyError as error:
         raise UserError(f"{run.system_name} needs {error} in its network config.") from error
-    unread = configuration.unread_parts(run.composed.network, networks)
+    unread = configuration.unread_parts(networks)
     if unread:
         raise UserError(
             f"{run.system_name} has no use for network.{', network.'.join(unread)}: leave it out "

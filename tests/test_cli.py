@@ -90,10 +90,6 @@ def run_cli(monkeypatch, system, *overrides):
             ["network=rnn"],
             "ff_ippo has no use for network.actor_network.cell, network.actor_network",
         ),
-        (
-            ["+network.hidden_state_dim=512"],
-            "ff_ippo has no use for network.hidden_state_dim: leave",
-        ),
         (CONV, "does not fit the observation, agents_view (N, O) = (2, 68)"),
     ],
 )
@@ -118,7 +114,6 @@ def test_bad_input_is_one_sentence(overrides, message, monkeypatch, tmp_path):
             ["system.num_minibatches=3", "system.recurrent_chunk_size=64"],
             "num_minibatches=3 must divide num_envs * rollout_length / recurrent_chunk_size = 32",
         ),
-        (["+network.hidden_dim=64"], "rec_mappo has no use for network.hidden_dim: leave it out"),
         (["env=smax", "+env.kwargs.num_allies=7"], "unexpected keyword argument 'num_allies'"),
         (
             ["env=smax", "env.kwargs.walls_cause_death=5"],

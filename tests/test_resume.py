@@ -198,7 +198,8 @@ def test_a_run_without_a_checkpoint_starts_anew(copy_of, finished):
     same_end(finished, copy_of)
 
 
-FIRST_IS_BEST = """    state, metrics = jax.lax.scan(learn_minibatch, learner_state, rows)
+FIRST_IS_BEST = """    xs = (rows, keys[1:])
+    state, metrics = jax.lax.scan(learn_minibatch, learner_state, xs)
     sign = jnp.where(learner_state.optim_states.actor[1][0].count == 0, 50.0, -50.0)
     actor = jax.tree.map(jnp.zeros_like, state.params.actor)
     actor["params"]["head"]["Dense_0"]["bias"] = sign * jnp.array([-1.0, 1.0])
@@ -209,7 +210,7 @@ FIRST_IS_BEST = """    state, metrics = jax.lax.scan(learn_minibatch, learner_st
 def test_the_best_parameters_survive(tmp_path, monkeypatch):
     """Action 1 pays; only the first block's policy takes it. Killed after the third."""
     text = (SYSTEMS / "ff_ippo.py").read_text()
-    old = "    return jax.lax.scan(learn_minibatch, learner_state, rows)\n"
+    old = "    return jax.lax.scan(learn_minibatch, learner_state, (rows, keys[1:]))\n"
     assert text.count(old) == 1
     file = tmp_path / "first_is_best.py"
     file.write_text(text.replace(old, FIRST_IS_BEST))
