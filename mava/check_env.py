@@ -27,6 +27,7 @@ from mava.types import (
     Observation,
     TimeStep,
 )
+from mava.wrappers.vector import strongly_typed
 
 NUM_STEPS = 200
 NUM_EPISODES = 3
@@ -107,26 +108,25 @@ def _problems_of_shapes(env: MarlEnv) -> list[str]:
     return problems
 
 
+def _play(env: MarlEnv, key: jax.Array) -> tuple[TimeStep, TimeStep]:
+    """Returns the first timestep and those of NUM_STEPS random steps."""
+
+    def step(carry: tuple[Any, jax.Array], key: jax.Array) -> tuple[Any, TimeStep]:
+        state, mask = carry
+        state, timestep = env.step(state, random_action(env.action_spec, mask, key))
+        return (strongly_typed(state), timestep.observation.action_mask), timestep
+
+    reset_key, steps_key = jax.random.split(key)
+    state, first = env.reset(reset_key)
+    carry = (strongly_typed(jax.tree.map(jnp.asarray, state)), first.observation.action_mask)
+    return first, jax.lax.scan(step, carry, jax.random.split(steps_key, NUM_STEPS))[1]
+
+
 def _problems_of_episodes(env: MarlEnv) -> list[str]:
     """Plays random steps, twice from one key, with a fresh trace each time."""
-
-    def play(key: jax.Array) -> tuple[TimeStep, TimeStep]:
-        def step(carry: tuple[Any, jax.Array], key: jax.Array) -> tuple[Any, TimeStep]:
-            state, mask = carry
-            state, timestep = env.step(state, random_action(env.action_spec, mask, key))
-            state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, carry[0])
-            return (state, timestep.observation.action_mask), timestep
-
-        reset_key, steps_key = jax.random.split(key)
-        state, first = env.reset(reset_key)
-        state = jax.tree.map(jnp.asarray, state)
-        keys = jax.random.split(steps_key, NUM_STEPS)
-        carry = (state, first.observation.action_mask)
-        return first, jax.lax.scan(step, carry, keys)[1]
-
     keys = jax.random.split(jax.random.key(0), NUM_EPISODES)
-    first, steps = jax.device_get(jax.jit(jax.vmap(play))(keys))
-    again = jax.device_get(jax.jit(jax.vmap(lambda key: play(key)))(keys))
+    first, steps = jax.device_get(jax.jit(jax.vmap(lambda key: _play(env, key)))(keys))
+    again = jax.device_get(jax.jit(jax.vmap(lambda key: _play(env, key)))(keys))
     problems = []
     same = jax.tree.map(lambda x, y: np.array_equal(x, y, equal_nan=True), (first, steps), again)
     if not all(jax.tree.leaves(same)):

@@ -1,18 +1,31 @@
-"""What every environment wrapper forwards, and what every environment checks."""
+"""What every wrapper forwards, and what environments share."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from mava.types import MarlEnv, Observation, TimeStep
+from mava.types import FIRST, MarlEnv, Observation, TimeStep
 
 
 def check_time_limit(time_limit: object) -> None:
     """Raises ValueError if that is no number of steps."""
     if not isinstance(time_limit, int) or time_limit < 1:
         raise ValueError(f"time_limit={time_limit} must be an integer of at least 1.")
+
+
+def first_timestep(observation: Observation, extras: dict[str, Any]) -> TimeStep:
+    """Returns the timestep of a reset."""
+    num_agents = observation.agent_mask.shape[0]
+    return TimeStep(
+        step_type=jnp.int8(FIRST),
+        reward=jnp.zeros(num_agents),
+        discount=jnp.ones(num_agents),
+        observation=observation,
+        extras=extras,
+    )
 
 
 class Wrapper:

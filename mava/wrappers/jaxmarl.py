@@ -15,7 +15,6 @@ import numpy as np
 from flax.struct import PyTreeNode
 
 from mava.types import (
-    FIRST,
     LAST,
     MID,
     ActionSpec,
@@ -25,7 +24,7 @@ from mava.types import (
     TimeStep,
     array_spec,
 )
-from mava.wrappers.base import check_time_limit
+from mava.wrappers.base import check_time_limit, first_timestep
 
 
 @functools.cache
@@ -151,13 +150,10 @@ class SmaxEnv:
     def reset(self, key: jax.Array) -> tuple[JaxMarlState, TimeStep]:
         key, reset_key = jax.random.split(key)
         views, env_state = self._env.reset(reset_key)
-        return JaxMarlState(key=key, env_state=env_state), TimeStep(
-            step_type=jnp.int8(FIRST),
-            reward=jnp.zeros(self.num_agents),
-            discount=jnp.ones(self.num_agents),
-            observation=self._observation(views, env_state),
-            extras={"won_episode": jnp.bool_(False)},
+        first = first_timestep(
+            self._observation(views, env_state), {"won_episode": jnp.bool_(False)}
         )
+        return JaxMarlState(key=key, env_state=env_state), first
 
     def step(self, state: JaxMarlState, action: jax.Array) -> tuple[JaxMarlState, TimeStep]:
         key, step_key = jax.random.split(state.key)
@@ -275,13 +271,8 @@ class MpeEnv:
     def reset(self, key: jax.Array) -> tuple[JaxMarlState, TimeStep]:
         key, reset_key = jax.random.split(key)
         views, env_state = self._env.reset(reset_key)
-        return JaxMarlState(key=key, env_state=env_state), TimeStep(
-            step_type=jnp.int8(FIRST),
-            reward=jnp.zeros(self.num_agents),
-            discount=jnp.ones(self.num_agents),
-            observation=self._observation(views, env_state),
-            extras={},
-        )
+        first = first_timestep(self._observation(views, env_state), {})
+        return JaxMarlState(key=key, env_state=env_state), first
 
     def step(self, state: JaxMarlState, action: jax.Array) -> tuple[JaxMarlState, TimeStep]:
         key, step_key = jax.random.split(state.key)

@@ -26,7 +26,7 @@ from jumanji.environments.swarms.search_and_rescue.generator import (
 )
 
 from mava.types import FIRST, LAST, MID, Continuous, Discrete, Observation, TimeStep, array_spec
-from mava.wrappers.base import check_time_limit
+from mava.wrappers.base import check_time_limit, first_timestep
 
 FIGURE_SIZE = (5.0, 5.0)  # inches of 100 pixels; Jumanji's 10 take five times as long to draw
 
@@ -397,10 +397,4 @@ def _draw(viewer: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
 
 
 def _first(observation: Any, num_agents: int, extras: dict[str, Any]) -> TimeStep:
-    return TimeStep(
-        step_type=jnp.int8(FIRST),
-        reward=jnp.zeros(num_agents),
-        discount=jnp.ones(num_agents),
-        observation=_observation(observation, num_agents),
-        extras=extras,
-    )
+    return first_timestep(_observation(observation, num_agents), extras)

@@ -39,7 +39,7 @@ class VectorEnv:
 
     @property
     def num_actions(self) -> Any:
-        """A of discrete actions."""
+        """A of discrete actions. Copies of older system files, kept in runs, read it."""
         return self.action_spec.num_actions  # type: ignore[union-attr]
 
     @property
