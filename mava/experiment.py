@@ -38,7 +38,7 @@ from mava.stored_run import find_system_file, load_run
 from mava.training import Training, TrainingError, read_pretrained, run_keys
 from mava.types import MarlEnv, System
 from mava.wrappers.episode_metrics import EpisodeMetrics
-from mava.wrappers.observation import AgentIds, GlobalState
+from mava.wrappers.observation import AgentIds, FlatViews, GlobalState
 from mava.wrappers.vector import VectorEnv
 
 
@@ -143,6 +143,17 @@ def misfitting(folder: Path, overrides: list[str]) -> list[str]:
 def make_vector_env(run: RunConfig) -> VectorEnv:
     """Returns the environments of one replica, wrapped; raises UserError."""
     env: MarlEnv = configuration.make_env(run.composed.env)
+    view = run.composed.network.get("view", "flat")
+    is_grid = env.observation_spec.agents_view.ndim > 2
+    if view not in ("flat", "grid"):
+        raise UserError(f"network.view={view} must be flat or grid.")
+    if view == "grid" and not is_grid:
+        raise UserError(
+            f"{run.env_name} shows each agent a vector, not a grid (network.view=grid): choose "
+            "another network, such as mlp."
+        )
+    if view == "flat" and is_grid:
+        env = FlatViews(env)
     if env.observation_spec.global_state is None:
         env = GlobalState(env)
     if run.system.add_agent_id:

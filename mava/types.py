@@ -16,11 +16,13 @@ FIRST, MID, LAST = 0, 1, 2  # TimeStep.step_type
 class Observation(PyTreeNode, kw_only=True):
     """What one environment shows; a batch of environments adds leading axes to every field."""
 
-    agents_view: jax.Array  # (N, O), float32: each agent's own view
+    # (N, O), float32: each agent's own view; or a grid each, (N, rows, columns, O).
+    agents_view: jax.Array
     action_mask: jax.Array  # (N, A), bool; see the action specs
     agent_mask: jax.Array  # (N,), bool: false for an agent whose actions do nothing any more
     step_count: jax.Array  # (), int32: steps since the episode began
-    global_state: jax.Array | None = None  # (S,), float32: what a centralised critic sees
+    # (S,) or (rows, columns, S), float32: what a centralised critic sees.
+    global_state: jax.Array | None = None
 
 
 class Discrete(NamedTuple):

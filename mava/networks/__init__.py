@@ -11,9 +11,10 @@ from mava.networks.heads import (
     make_action_head,
 )
 from mava.networks.recurrent import RecurrentActor, RecurrentCritic, RecurrentTorso
-from mava.networks.torsos import MLPTorso
+from mava.networks.torsos import CNNTorso, MLPTorso
 
 __all__ = [
+    "CNNTorso",
     "CategoricalHead",
     "FeedForwardActor",
     "FeedForwardCritic",

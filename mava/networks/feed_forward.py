@@ -14,7 +14,7 @@ class FeedForwardActor(nn.Module):
     head: nn.Module
 
     def __call__(self, observation: Observation) -> Policy:
-        """Maps observations (..., N, O) to a distribution over (..., N)."""
+        """Maps observations, their views (..., N, O), to a distribution over (..., N)."""
         return self.head(self.torso(observation.agents_view), observation.action_mask)
 
 

@@ -46,14 +46,14 @@ class RecurrentTorso(nn.Module):
 
         Args:
             memory: states before the first step, (..., H).
-            x: (T, ..., F).
+            x: (T, ..., F), or grids of features if `pre_torso` takes those.
             start: bool, (T, ...) or with fewer axes at the end: true at the first step of an
                 episode.
         """
+        x = self.pre_torso(x)
         num_steps, *batch = x.shape[:-1]
         start = start.reshape(start.shape + (1,) * (x.ndim - 1 - start.ndim))
         start = jnp.broadcast_to(start, x.shape[:-1]).reshape(num_steps, -1, 1)
-        x = self.pre_torso(x)
         # As matrices; see MLPTorso.
         x = x.reshape(num_steps, -1, x.shape[-1])
         memory = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), memory)

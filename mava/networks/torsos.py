@@ -1,4 +1,4 @@
-"""Torsos: observation features (..., O) in, hidden features (..., H) out."""
+"""Torsos: observation features (..., O), or grids of them, in, hidden features (..., H) out."""
 
 from collections.abc import Sequence
 
@@ -20,12 +20,8 @@ class MLPTorso(nn.Module):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.layer_sizes or min(self.layer_sizes) < 1:
-            raise ValueError(f"layer_sizes={list(self.layer_sizes)} must be positive integers.")
-        if not callable(getattr(nn, self.activation, None)):
-            raise ValueError(
-                f"activation={self.activation} is no function of flax.linen (relu, tanh, gelu...)."
-            )
+        _check_sizes(self, "layer_sizes")
+        _check_activation(self.activation)
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -38,3 +34,58 @@ class MLPTorso(nn.Module):
                 x = nn.LayerNorm()(x)
             x = getattr(nn, self.activation)(x)
         return x.reshape(*batch, -1)
+
+
+class CNNTorso(nn.Module):
+    """Convolutions over a grid, then dense layers; each followed by layer norm (if asked for) and
+    the activation. The edges are padded with zeros.
+    """
+
+    channel_sizes: Sequence[int] = (32, 32)  # of the convolutions
+    kernel_sizes: Sequence[int] = (3, 3)  # a square's side, of each
+    strides: Sequence[int] = (1, 1)  # of each
+    layer_sizes: Sequence[int] = (128,)  # of the dense layers
+    activation: str = "relu"  # the name of a function in flax.linen
+    use_layer_norm: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("channel_sizes", "kernel_sizes", "strides", "layer_sizes"):
+            _check_sizes(self, name)
+        if not len(self.channel_sizes) == len(self.kernel_sizes) == len(self.strides):
+            raise ValueError(
+                f"channel_sizes={list(self.channel_sizes)}, "
+                f"kernel_sizes={list(self.kernel_sizes)} and strides={list(self.strides)} must be "
+                "of the same length: one entry for each convolution."
+            )
+        _check_activation(self.activation)
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps (..., rows, columns, O) to (..., H)."""
+        batch = x.shape[:-3]
+        x = x.reshape(-1, *x.shape[-3:])
+        convolutions = zip(self.channel_sizes, self.kernel_sizes, self.strides, strict=True)
+        for channels, kernel, stride in convolutions:
+            x = nn.Conv(
+                channels, (kernel, kernel), stride, kernel_init=orthogonal(np.sqrt(2))
+            )(x)
+            if self.use_layer_norm:
+                x = nn.LayerNorm()(x)
+            x = getattr(nn, self.activation)(x)
+        x = x.reshape(len(x), -1)
+        x = MLPTorso(self.layer_sizes, self.activation, self.use_layer_norm)(x)
+        return x.reshape(*batch, -1)
+
+
+def _check_sizes(torso: nn.Module, name: str) -> None:
+    sizes = getattr(torso, name)
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"{name}={list(sizes)} must be positive integers.")
+
+
+def _check_activation(activation: str) -> None:
+    if not callable(getattr(nn, activation, None)):
+        raise ValueError(
+            f"activation={activation} is no function of flax.linen (relu, tanh, gelu...)."
+        )

@@ -54,7 +54,7 @@ class RobotWarehouseEnv:
     @property
     def observation_spec(self) -> Observation:
         num_features = int(self._env.num_obs_features)
-        return _observation_spec(self.num_agents, num_features, self.action_spec)
+        return _observation_spec(self.num_agents, (num_features,), self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -92,29 +92,47 @@ class LevelBasedForagingEnv:
     return is the fraction of the food's total level eaten, at most 1. Without it every agent
     keeps its own share and the episode return, the mean over agents, is at most 1 / N.
     An episode ends when all food is eaten and is cut at the time limit.
+
+    A view is a list of places and levels; with `grid_observation` the cells in sight, each with the
+    level of an agent, the level of food, and whether it can be walked on.
     """
 
-    def __init__(self, time_limit: int = 100, team_reward: bool = True, **generator: Any) -> None:
+    def __init__(
+        self,
+        time_limit: int = 100,
+        team_reward: bool = True,
+        grid_observation: bool = False,
+        **generator: Any,
+    ) -> None:
         """Args:
         time_limit: steps after which an episode is cut.
         team_reward: give every agent the sum of all rewards instead of its own.
+        grid_observation: show a grid around each agent instead of a list.
         generator: grid_size, fov, num_agents, num_food, max_agent_level, force_coop.
         """
         check_time_limit(time_limit)
-        self._env = LevelBasedForaging(ForagingGenerator(**generator), time_limit=time_limit)
+        self._env = LevelBasedForaging(
+            ForagingGenerator(**generator),
+            time_limit=time_limit,
+            grid_observation=grid_observation,
+        )
         self._team_reward = team_reward
+        self._grid_observation = grid_observation
         self.num_agents = self._env.num_agents
         self.action_spec = Discrete(6)  # no-op, up, down, left, right, load
         self.time_limit = time_limit
 
     @property
     def observation_spec(self) -> Observation:
+        side = 2 * self._env.fov + 1
         num_features = 3 * (self._env.num_food + self.num_agents)
-        return _observation_spec(self.num_agents, num_features, self.action_spec)
+        shape = (side, side, 3) if self._grid_observation else (num_features,)
+        return _observation_spec(self.num_agents, shape, self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
-        return state, _first(timestep.observation, self.num_agents, self._extras(timestep))
+        observation = self._observation(timestep.observation)
+        return state, first_timestep(observation, self._extras(timestep))
 
     def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.step(state, action)
@@ -125,7 +143,7 @@ class LevelBasedForagingEnv:
             step_type=jnp.where(timestep.last(), LAST, MID).astype(jnp.int8),
             reward=reward,
             discount=timestep.discount.astype(jnp.float32),
-            observation=_observation(timestep.observation, self.num_agents),
+            observation=self._observation(timestep.observation),
             extras=self._extras(timestep),
         )
 
@@ -135,6 +153,12 @@ class LevelBasedForagingEnv:
 
         viewer = LevelBasedForagingViewer(self._env.grid_size, render_mode="rgb_array")
         return _draw(viewer, states)
+
+    def _observation(self, observation: Any) -> Observation:
+        if self._grid_observation:  # Jumanji's have the features first
+            view = jnp.moveaxis(observation.agents_view, 1, -1)
+            observation = observation._replace(agents_view=view)
+        return _observation(observation, self.num_agents)
 
     @staticmethod
     def _extras(timestep: Any) -> dict[str, Any]:
@@ -150,8 +174,8 @@ class ConnectorEnv:
     when all are (termination, also when that coincides with the limit) and is cut at the time
     limit. It is won if all are connected.
 
-    A view is the grid five times, flattened: own end, own target, the others' ends, the others'
-    targets, and paths of whomever.
+    A view is a grid of five features: own end, own target, the others' ends, the others' targets,
+    and paths of whomever.
     """
 
     def __init__(self, time_limit: int = 50, **generator: int) -> None:
@@ -167,7 +191,8 @@ class ConnectorEnv:
 
     @property
     def observation_spec(self) -> Observation:
-        return _observation_spec(self.num_agents, 5 * self._env.grid_size**2, self.action_spec)
+        size = self._env.grid_size
+        return _observation_spec(self.num_agents, (size, size, 5), self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -201,7 +226,7 @@ class ConnectorEnv:
             ~own & (kind == TARGET),
             jnp.broadcast_to(kind == PATH, own.shape),
         ]
-        views = jnp.stack(channels, axis=1).reshape(self.num_agents, -1)
+        views = jnp.stack(channels, axis=-1)
         connected = timestep.extras["ratio_connections"]
         return TimeStep(
             step_type=step_type,
@@ -227,7 +252,7 @@ class CleanerEnv:
     episode ends when no tile is dirty (termination, also when that coincides with the limit), and
     it is won then; it is cut at the time limit, which Jumanji calls a termination.
 
-    A view is the grid five times, flattened: dirty, clean, wall, own place, the others' places.
+    A view is a grid of five features: dirty, clean, wall, own place, the others' places.
     """
 
     def __init__(
@@ -246,8 +271,8 @@ class CleanerEnv:
 
     @property
     def observation_spec(self) -> Observation:
-        num_tiles = self._env.num_rows * self._env.num_cols
-        return _observation_spec(self.num_agents, 5 * num_tiles, self.action_spec)
+        shape = (self._env.num_rows, self._env.num_cols, 5)
+        return _observation_spec(self.num_agents, shape, self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, _ = self._env.reset(key)
@@ -276,7 +301,7 @@ class CleanerEnv:
         kinds = [
             jnp.broadcast_to(state.grid == kind, places.shape) for kind in (DIRTY, CLEAN, WALL)
         ]
-        views = jnp.stack([*kinds, places, others], axis=1).reshape(self.num_agents, -1)
+        views = jnp.stack([*kinds, places, others], axis=-1)
         walkable = jnp.sum(state.grid != WALL, dtype=jnp.float32)
         return TimeStep(
             step_type=step_type,
@@ -323,7 +348,7 @@ class SearchAndRescueEnv:
         spec: Any = self._env.observation_spec
         _, num_channels, num_rays = spec.searcher_views.shape
         num_features = num_channels * num_rays + 3
-        return _observation_spec(self.num_agents, num_features, self.action_spec)
+        return _observation_spec(self.num_agents, (num_features,), self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -364,10 +389,10 @@ class SearchAndRescueEnv:
 
 
 def _observation_spec(
-    num_agents: int, num_features: int, action_spec: Discrete | Continuous
+    num_agents: int, view_shape: tuple[int, ...], action_spec: Discrete | Continuous
 ) -> Observation:
     return Observation(
-        agents_view=array_spec((num_agents, num_features), jnp.float32),
+        agents_view=array_spec((num_agents, *view_shape), jnp.float32),
         action_mask=array_spec((num_agents, *action_spec), bool),
         agent_mask=array_spec((num_agents,), bool),
         step_count=array_spec((), jnp.int32),

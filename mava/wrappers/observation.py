@@ -24,35 +24,57 @@ class _ObservationWrapper(Wrapper):
         raise NotImplementedError
 
 
-class GlobalState(_ObservationWrapper):
-    """Gives an environment without a global state one: all agents' views, one after the other."""
+class FlatViews(_ObservationWrapper):
+    """Makes vectors of grids: (N, rows, columns, O) becomes (N, rows * columns * O)."""
 
     @property
     def observation_spec(self) -> Observation:
         spec = self.env.observation_spec
-        return spec.replace(global_state=array_spec((spec.agents_view.size,), jnp.float32))
+        size = spec.agents_view.size // self.num_agents
+        return spec.replace(agents_view=array_spec((self.num_agents, size), jnp.float32))
 
     def _add(self, timestep: TimeStep) -> TimeStep:
         observation = timestep.observation
-        global_state = observation.agents_view.reshape(-1)
-        return timestep.replace(observation=observation.replace(global_state=global_state))
+        view = observation.agents_view.reshape(self.num_agents, -1)
+        return timestep.replace(observation=observation.replace(agents_view=view))
 
 
-class AgentIds(_ObservationWrapper):
-    """Appends a one-hot agent id to every agent's view, so that shared parameters can tell the
-    agents apart: (N, O) becomes (N, O + N), the id last.
+class GlobalState(_ObservationWrapper):
+    """Gives an environment without a global state one: all agents' features, one after the other,
+    (N * O,); of grids those of each cell, (rows, columns, N * O).
     """
 
     @property
     def observation_spec(self) -> Observation:
         spec = self.env.observation_spec
-        num_agents, num_features = spec.agents_view.shape
-        return spec.replace(
-            agents_view=array_spec((num_agents, num_features + num_agents), jnp.float32)
-        )
+        num_agents, *cells, num_features = spec.agents_view.shape
+        shape = (*cells, num_agents * num_features)
+        return spec.replace(global_state=array_spec(shape, jnp.float32))
+
+    def _add(self, timestep: TimeStep) -> TimeStep:
+        observation = timestep.observation
+        features = jnp.moveaxis(observation.agents_view, 0, -2)  # (..., N, O)
+        global_state = features.reshape(*features.shape[:-2], -1)
+        return timestep.replace(observation=observation.replace(global_state=global_state))
+
+
+class AgentIds(_ObservationWrapper):
+    """Appends a one-hot agent id to every agent's view, so that shared parameters can tell the
+    agents apart: (N, O) becomes (N, O + N), the id last; in a grid every cell gets it.
+    """
+
+    @property
+    def observation_spec(self) -> Observation:
+        spec = self.env.observation_spec
+        *shape, num_features = spec.agents_view.shape
+        shape = (*shape, num_features + self.num_agents)
+        return spec.replace(agents_view=array_spec(shape, jnp.float32))
 
     def _add(self, timestep: TimeStep) -> TimeStep:
         observation = timestep.observation
         view = observation.agents_view
-        view = jnp.concatenate([view, jnp.eye(self.num_agents, dtype=view.dtype)], axis=-1)
+        num_agents, *cells, _ = view.shape
+        ids = jnp.eye(num_agents, dtype=view.dtype).reshape(num_agents, *[1] * len(cells), -1)
+        ids = jnp.broadcast_to(ids, (num_agents, *cells, num_agents))
+        view = jnp.concatenate([view, ids], axis=-1)
         return timestep.replace(observation=observation.replace(agents_view=view))

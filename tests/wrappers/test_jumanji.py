@@ -213,8 +213,9 @@ def test_connector_ends_when_all_are_connected():
     np.testing.assert_array_equal(timestep.observation.agent_mask, [False, True])
     np.testing.assert_array_equal(timestep.discount, 1.0)
     assert timestep.step_type == MID
-    view = timestep.observation.agents_view.reshape(2, 5, 5, 5)
-    assert view[1, 0, 4, 1] == view[1, 1, 4, 2] == view[1, 2, 0, 1] == view[1, 4, 0, 0] == 1
+    view = timestep.observation.agents_view
+    assert view.shape == (2, 5, 5, 5)
+    assert view[1, 4, 1, 0] == view[1, 4, 2, 1] == view[1, 0, 1, 2] == view[1, 0, 0, 4] == 1
     assert view[1].sum() == 5  # own end and target, the other's end, two tiles of paths
     state, timestep = env.step(state, jnp.array([0, 2]))
     np.testing.assert_allclose(timestep.reward, [0.0, 0.97], rtol=1e-6)
