@@ -4,16 +4,17 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax.struct import PyTreeNode
 
+from mava.drawing import Disc, draw_discs
 from mava.types import (
     LAST,
     MID,
@@ -55,49 +56,107 @@ class JaxMarlState(PyTreeNode, kw_only=True):
     env_state: Any
 
 
-class Disc(NamedTuple):
-    """Something round in a picture."""
+class JaxMarlEnv:
+    """What JaxMARL's environments share; the subclasses say where they differ.
 
-    x: float
-    y: float
-    radius: float
-    color: Any  # as matplotlib takes it
-    alpha: float
-    name: str
+    JaxMARL's `step` starts the next episode at once and hides the last observation: `step_env` is
+    used instead. Its `done` doesn't tell an end from a time limit: it is not used.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        view_shape: tuple[int, ...],
+        action_spec: ActionSpec,
+        time_limit: int,
+        agents: Sequence[Any] | None = None,
+    ) -> None:
+        """Args:
+        env: JaxMARL's.
+        view_shape: of one agent.
+        action_spec: of all.
+        time_limit: steps after which an episode is cut.
+        agents: their names if not all of JaxMARL's are agents.
+        """
+        self._env = env
+        self._agents = list(agents or env.agents)
+        self._view_shape = view_shape
+        self.num_agents = len(self._agents)
+        self.action_spec = action_spec
+        self.time_limit = time_limit
+
+    @property
+    def observation_spec(self) -> Observation:
+        return Observation(
+            agents_view=array_spec((self.num_agents, *self._view_shape), jnp.float32),
+            action_mask=array_spec((self.num_agents, *self.action_spec), bool),
+            agent_mask=array_spec((self.num_agents,), bool),
+            step_count=array_spec((), jnp.int32),
+        )
+
+    def reset(self, key: jax.Array) -> tuple[JaxMarlState, TimeStep]:
+        key, reset_key = jax.random.split(key)
+        views, env_state = self._env.reset(reset_key)
+        env_state = jax.tree.map(jnp.asarray, env_state)  # some have Python's numbers in it
+        first = first_timestep(self._observation(views, env_state), self._extras(env_state))
+        return JaxMarlState(key=key, env_state=env_state), first
+
+    def step(self, state: JaxMarlState, action: jax.Array) -> tuple[JaxMarlState, TimeStep]:
+        key, step_key = jax.random.split(state.key)
+        views, env_state, rewards, _, _ = self._env.step_env(
+            step_key, state.env_state, self._actions(action)
+        )
+        reward = jnp.stack([rewards[agent] for agent in self._agents]).astype(jnp.float32)
+        return JaxMarlState(key=key, env_state=env_state), self._timestep(views, env_state, reward)
+
+    def _timestep(self, views: Any, env_state: Any, reward: jax.Array) -> TimeStep:
+        """Returns the timestep of a step, the reward of each agent (N,)."""
+        observation = self._observation(views, env_state)
+        terminated = self._terminated(env_state)
+        last = terminated | (observation.step_count >= self.time_limit)
+        return TimeStep(
+            step_type=jnp.where(last, LAST, MID).astype(jnp.int8),
+            reward=reward,
+            discount=jnp.full(self.num_agents, 1.0 - terminated, jnp.float32),
+            observation=observation,
+            extras=self._extras(env_state),
+        )
+
+    def _actions(self, action: jax.Array) -> dict[Any, jax.Array]:
+        """Returns the actions (N, ...) by JaxMARL's names."""
+        return dict(zip(self._agents, action, strict=True))
+
+    def _observation(self, views: Any, env_state: Any) -> Observation:
+        """Returns views padded with zeros at their end; every action is legal."""
+        num_features = self._view_shape[-1]
+        padded = [
+            jnp.pad(views[agent], (0, num_features - views[agent].size))
+            if views[agent].ndim == 1
+            else views[agent]
+            for agent in self._agents
+        ]
+        return Observation(
+            agents_view=jnp.stack(padded).astype(jnp.float32),
+            action_mask=jnp.ones((self.num_agents, *self.action_spec), bool),
+            agent_mask=jnp.ones(self.num_agents, bool),
+            step_count=jnp.asarray(env_state.step, jnp.int32),
+        )
+
+    def _terminated(self, env_state: Any) -> jax.Array:
+        """Returns whether the episode really ended, () bool."""
+        return jnp.bool_(False)
+
+    def _extras(self, env_state: Any) -> dict[str, Any]:
+        return {}
 
 
-def draw_discs(
-    pictures: Iterable[Iterable[Disc]], limits: tuple[float, float, float, float]
-) -> Iterator[np.ndarray]:
-    """Yields an image (400, 400, 3), uint8, of each picture; limits are left, right, low, high."""
-    from matplotlib import pyplot as plt
-    from matplotlib.patches import Circle
-
-    figure, axes = plt.subplots(figsize=(4.0, 4.0), layout="constrained")
-    canvas: Any = figure.canvas
-    try:
-        for step, discs in enumerate(pictures):
-            axes.clear()
-            axes.set(xlim=limits[:2], ylim=limits[2:], aspect="equal", xticks=[], yticks=[])
-            axes.set_title(f"step {step}")
-            for disc in discs:
-                center, corner = (disc.x, disc.y), (disc.x + disc.radius, disc.y + disc.radius)
-                axes.add_patch(Circle(center, disc.radius, color=disc.color, alpha=disc.alpha))
-                axes.text(*corner, disc.name, fontsize="x-small", color=disc.color, clip_on=True)
-            canvas.draw()
-            yield np.array(canvas.buffer_rgba())[..., :3]
-    finally:
-        plt.close(figure)
-
-
-class SmaxEnv:
+class SmaxEnv(JaxMarlEnv):
     """SMAX: a team of units fights one that JaxMARL's heuristic commands, without StarCraft II.
 
     Team reward: the health that enemies lost, the mean of their fractions, and 1 for winning; the
     return is at most 2. Units that died stay in the arrays: their `agent_mask` is false and they
     can only stop. A battle ends when a team is dead (termination, also when that coincides with the
-    limit) and is cut at the time limit (truncation; JaxMARL itself plays one step more). JaxMARL's
-    `step`, which starts the next battle at once and hides the last observation, is not used.
+    limit) and is cut at the time limit (truncation; JaxMARL itself plays one step more).
     """
 
     def __init__(
@@ -126,49 +185,20 @@ class SmaxEnv:
         scenarios = smax.smax_env.MAP_NAME_TO_SCENARIO
         if scenario not in scenarios:
             raise ValueError(f"scenario={scenario} must be one of {', '.join(scenarios)}.")
-        self._env = smax.HeuristicEnemySMAX(
+        env = smax.HeuristicEnemySMAX(
             scenario=scenarios[scenario],
             max_steps=time_limit,
             attack_mode=attack_mode,
             **switches,
         )
-        self.num_agents: int = self._env.num_allies
         # Four moves, stop, an enemy to shoot at.
-        self.action_spec = Discrete(self._env.num_ally_actions)
-        self.time_limit = time_limit
+        action_spec = Discrete(env.num_ally_actions)
+        super().__init__(env, (env.obs_size,), action_spec, time_limit)
 
     @property
     def observation_spec(self) -> Observation:
-        return Observation(
-            agents_view=array_spec((self.num_agents, self._env.obs_size), jnp.float32),
-            action_mask=array_spec((self.num_agents, self.action_spec.num_actions), bool),
-            agent_mask=array_spec((self.num_agents,), bool),
-            step_count=array_spec((), jnp.int32),
-            global_state=array_spec((self._env.state_size,), jnp.float32),
-        )
-
-    def reset(self, key: jax.Array) -> tuple[JaxMarlState, TimeStep]:
-        key, reset_key = jax.random.split(key)
-        views, env_state = self._env.reset(reset_key)
-        first = first_timestep(
-            self._observation(views, env_state), {"won_episode": jnp.bool_(False)}
-        )
-        return JaxMarlState(key=key, env_state=env_state), first
-
-    def step(self, state: JaxMarlState, action: jax.Array) -> tuple[JaxMarlState, TimeStep]:
-        key, step_key = jax.random.split(state.key)
-        actions = dict(zip(self._env.agents, action, strict=True))
-        views, env_state, rewards, _, _ = self._env.step_env(step_key, state.env_state, actions)
-        alive, enemies_alive = self._alive(env_state)
-        terminated = ~jnp.any(alive) | ~jnp.any(enemies_alive)
-        last = terminated | (env_state.state.step >= self.time_limit)
-        return JaxMarlState(key=key, env_state=env_state), TimeStep(
-            step_type=jnp.where(last, LAST, MID).astype(jnp.int8),
-            reward=jnp.stack([rewards[agent] for agent in self._env.agents]),
-            discount=jnp.full(self.num_agents, 1.0 - terminated),
-            observation=self._observation(views, env_state),
-            extras={"won_episode": jnp.any(alive) & ~jnp.any(enemies_alive)},
-        )
+        global_state = array_spec((self._env.state_size,), jnp.float32)
+        return super().observation_spec.replace(global_state=global_state)
 
     def draw(self, states: Sequence[JaxMarlState]) -> Iterator[np.ndarray]:
         """Yields an image (height, width, 3), uint8, of each state: units as large as they are,
@@ -190,16 +220,23 @@ class SmaxEnv:
         limits = (0.0, float(env.map_width), 0.0, float(env.map_height))
         return draw_discs(map(living_units, states), limits)
 
-    def _observation(self, views: dict[str, jax.Array], env_state: Any) -> Observation:
+    def _observation(self, views: Any, env_state: Any) -> Observation:
         legal = self._env.get_avail_actions(env_state)
-        agents = self._env.agents
         return Observation(
-            agents_view=jnp.stack([views[agent] for agent in agents]),
-            action_mask=jnp.stack([legal[agent] for agent in agents]).astype(bool),
+            agents_view=jnp.stack([views[agent] for agent in self._agents]),
+            action_mask=jnp.stack([legal[agent] for agent in self._agents]).astype(bool),
             agent_mask=self._alive(env_state)[0],
             step_count=env_state.state.step.astype(jnp.int32),
             global_state=views["world_state"].astype(jnp.float32),
         )
+
+    def _terminated(self, env_state: Any) -> jax.Array:
+        alive, enemies_alive = self._alive(env_state)
+        return ~jnp.any(alive) | ~jnp.any(enemies_alive)
+
+    def _extras(self, env_state: Any) -> dict[str, Any]:
+        alive, enemies_alive = self._alive(env_state)
+        return {"won_episode": jnp.any(alive) & ~jnp.any(enemies_alive)}
 
     def _alive(self, env_state: Any) -> tuple[jax.Array, jax.Array]:
         """Returns which of the agents and which of their enemies live, bool."""
@@ -211,6 +248,10 @@ MPE_TASKS = {  # JaxMARL's name without "MPE_" -> its class
     "simple_v3": "SimpleMPE",
     "simple_adversary_v3": "SimpleAdversaryMPE",
     "simple_crypto_v3": "SimpleCryptoMPE",
+    "simple_facmac_v1": "SimpleFacmacMPE",
+    "simple_facmac_3a_v1": "SimpleFacmacMPE3a",
+    "simple_facmac_6a_v1": "SimpleFacmacMPE6a",
+    "simple_facmac_9a_v1": "SimpleFacmacMPE9a",
     "simple_push_v3": "SimplePushMPE",
     "simple_reference_v3": "SimpleReferenceMPE",
     "simple_speaker_listener_v4": "SimpleSpeakerListenerMPE",
@@ -220,7 +261,7 @@ MPE_TASKS = {  # JaxMARL's name without "MPE_" -> its class
 }
 
 
-class MpeEnv:
+class MpeEnv(JaxMarlEnv):
     """MPE: particles that move, push, speak and chase (Lowe et al. 2017, arXiv:1706.02275).
 
     Every agent has a reward of its own; the episode return is the mean over agents of their sums
@@ -229,70 +270,46 @@ class MpeEnv:
     says, and 26 for the same episodes.
 
     Agents differ in some tasks. Shorter views are padded with zeros at the end, and an action that
-    an agent does not have is never legal.
+    an agent does not have is never legal. In the simple_facmac tasks, whose actions are continuous,
+    JaxMARL moves the prey: only the predators are agents.
     """
 
     def __init__(
-        self, task: str, time_limit: int = 26, action_type: str = "discrete", **options: Any
+        self, task: str, time_limit: int = 26, action_type: str | None = None, **options: Any
     ) -> None:
         """Args:
         task: one of MPE_TASKS.
         time_limit: steps after which an episode is cut.
-        action_type: "discrete" or "continuous".
+        action_type: "discrete" or "continuous"; None: discrete, if the task has those.
         options: of JaxMARL's environment, such as num_agents and num_landmarks.
         """
         check_time_limit(time_limit)
         if task not in MPE_TASKS:
             raise ValueError(f"task={task} must be one of {', '.join(MPE_TASKS)}.")
+        scripted_prey = task.startswith("simple_facmac")
+        action_type = action_type or ("continuous" if scripted_prey else "discrete")
         if action_type not in ("discrete", "continuous"):
             raise ValueError(f"action_type={action_type} must be discrete or continuous.")
-        make = getattr(import_suite("mpe"), MPE_TASKS[task])
-        self._env = make(action_type=action_type.title(), max_steps=time_limit, **options)
-        self._agents: list[str] = self._env.agents
-        spaces = [self._env.action_space(agent) for agent in self._agents]
+        if scripted_prey and action_type == "discrete":
+            raise ValueError(f"action_type=discrete: {task} has continuous actions only.")
+        if not scripted_prey:
+            options["action_type"] = action_type.title()
+        env = getattr(import_suite("mpe"), MPE_TASKS[task])(**options)
+        self._prey: list[str] = env.good_agents if scripted_prey else []
+        agents = [agent for agent in env.agents if agent not in self._prey]
+        views, _ = jax.eval_shape(env.reset, jax.random.key(0))  # some spaces are not what comes
+        spaces = [env.action_space(agent) for agent in agents]
         self._continuous = action_type == "continuous"
         sizes = [space.shape[0] if self._continuous else space.n for space in spaces]
-        self.num_agents = len(self._agents)
-        self.action_spec: ActionSpec = (Continuous if self._continuous else Discrete)(max(sizes))
-        self.time_limit = time_limit
-        self._view_size = max(self._env.observation_space(a).shape[0] for a in self._agents)
         self._sizes = sizes
         self._action_mask = np.arange(max(sizes)) < np.array(sizes)[:, None]  # (N, A) or (N, D)
-
-    @property
-    def observation_spec(self) -> Observation:
-        return Observation(
-            agents_view=array_spec((self.num_agents, self._view_size), jnp.float32),
-            action_mask=array_spec(self._action_mask.shape, bool),
-            agent_mask=array_spec((self.num_agents,), bool),
-            step_count=array_spec((), jnp.int32),
-        )
-
-    def reset(self, key: jax.Array) -> tuple[JaxMarlState, TimeStep]:
-        key, reset_key = jax.random.split(key)
-        views, env_state = self._env.reset(reset_key)
-        first = first_timestep(self._observation(views, env_state), {})
-        return JaxMarlState(key=key, env_state=env_state), first
-
-    def step(self, state: JaxMarlState, action: jax.Array) -> tuple[JaxMarlState, TimeStep]:
-        key, step_key = jax.random.split(state.key)
-        chosen = list(action)
-        if self._continuous:  # JaxMARL's are in [0, 1]
-            chosen = [(x[:size] + 1) / 2 for x, size in zip(action, self._sizes, strict=True)]
-        actions = dict(zip(self._agents, chosen, strict=True))
-        views, env_state, rewards, _, _ = self._env.step_env(step_key, state.env_state, actions)
-        last = env_state.step >= self.time_limit
-        return JaxMarlState(key=key, env_state=env_state), TimeStep(
-            step_type=jnp.where(last, LAST, MID).astype(jnp.int8),
-            reward=jnp.stack([rewards[agent] for agent in self._agents]).astype(jnp.float32),
-            discount=jnp.ones(self.num_agents),
-            observation=self._observation(views, env_state),
-            extras={},
-        )
+        action_spec: ActionSpec = (Continuous if self._continuous else Discrete)(max(sizes))
+        view_size = max(views[agent].size for agent in agents)
+        super().__init__(env, (view_size,), action_spec, time_limit, agents)
 
     def draw(self, states: Sequence[JaxMarlState]) -> Iterator[np.ndarray]:
         """Yields an image (height, width, 3), uint8, of each state."""
-        radii, names = np.array(self._env.rad), [*self._agents, *self._env.landmarks]
+        radii, names = np.array(self._env.rad), [*self._env.agents, *self._env.landmarks]
         colors = np.array(self._env.colour, float) / 255.0
 
         def particles(state: JaxMarlState) -> Iterator[Disc]:
@@ -301,14 +318,13 @@ class MpeEnv:
 
         return draw_discs(map(particles, states), (-2.0, 2.0, -2.0, 2.0))
 
-    def _observation(self, views: dict[str, jax.Array], env_state: Any) -> Observation:
-        padded = [
-            jnp.pad(views[agent], (0, self._view_size - views[agent].size))
-            for agent in self._agents
-        ]
-        return Observation(
-            agents_view=jnp.stack(padded).astype(jnp.float32),
-            action_mask=jnp.asarray(self._action_mask),
-            agent_mask=jnp.ones(self.num_agents, bool),
-            step_count=env_state.step.astype(jnp.int32),
-        )
+    def _actions(self, action: jax.Array) -> dict[Any, jax.Array]:
+        chosen = list(action)
+        if self._continuous:  # JaxMARL's are in [0, 1]
+            chosen = [(x[:size] + 1) / 2 for x, size in zip(action, self._sizes, strict=True)]
+        idle = {agent: jnp.zeros(5) for agent in self._prey}
+        return {**dict(zip(self._agents, chosen, strict=True)), **idle}
+
+    def _observation(self, views: Any, env_state: Any) -> Observation:
+        mask = jnp.asarray(self._action_mask)
+        return super()._observation(views, env_state).replace(action_mask=mask)

@@ -66,8 +66,8 @@ class AgentIds(_ObservationWrapper):
     @property
     def observation_spec(self) -> Observation:
         spec = self.env.observation_spec
-        *shape, num_features = spec.agents_view.shape
-        shape = (*shape, num_features + self.num_agents)
+        *axes, num_features = spec.agents_view.shape
+        shape = (*axes, num_features + self.num_agents)
         return spec.replace(agents_view=array_spec(shape, jnp.float32))
 
     def _add(self, timestep: TimeStep) -> TimeStep:

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mava.check_env import random_action
 from mava.config import scenarios_of
-from mava.types import FIRST, LAST, MID, Discrete
+from mava.types import FIRST, LAST, MID, Continuous, Discrete
 from mava.wrappers.episode_metrics import EpisodeMetrics
 from mava.wrappers.jaxmarl import MPE_TASKS, MpeEnv, SmaxEnv, import_suite
 
@@ -199,12 +200,11 @@ def test_mpe_gives_what_its_spec_says(task):
     env = EpisodeMetrics(MpeEnv(task, time_limit=10))
 
     def random_step(state, key):
-        action = jax.random.categorical(key, jnp.where(legal, 0.0, -1e9))
-        state, timestep = env.step(state, action)
+        state, timestep = env.step(state, random_action(env.action_spec, legal, key))
         return state, timestep
 
-    legal = env.env._action_mask
     state, first = jax.jit(env.reset)(jax.random.key(0))
+    legal = first.observation.action_mask
     run = jax.jit(lambda state, keys: jax.lax.scan(random_step, state, keys)[1])
     steps = run(state, jax.random.split(jax.random.key(1), 10))
     has_spec(first.observation, env.observation_spec)
@@ -250,6 +250,20 @@ def test_mpe_plays_jaxmarls_episodes():
         done, num_steps = bool(dones["__all__"]), num_steps + 1
         assert (timestep.step_type == LAST) == done
     assert num_steps == env.time_limit == 26
+
+
+def test_facmac_predators_are_the_agents():
+    """Their prey moves by itself, its penalty is not in the return, actions are continuous."""
+    env = MpeEnv("simple_facmac_6a_v1")
+    assert (env.num_agents, env.action_spec) == (6, Continuous(5))
+    state, _ = env.reset(jax.random.key(0))
+    positions = state.env_state.p_pos.at[:8].set(0.1 * jnp.arange(8)[:, None])
+    state = state.replace(env_state=state.env_state.replace(p_pos=positions))
+    state, timestep = jax.jit(env.step)(state, -jnp.ones((6, 5)))
+    assert np.abs(state.env_state.p_vel[6:8]).min() > 0  # the prey's
+    assert (timestep.reward > 0).all()
+    with pytest.raises(ValueError, match="continuous actions only"):
+        MpeEnv("simple_facmac_v1", action_type="discrete")
 
 
 def test_mpe_is_drawn():
