@@ -257,7 +257,7 @@ def test_facmac_predators_are_the_agents():
     env = MpeEnv("simple_facmac_6a_v1")
     assert (env.num_agents, env.action_spec) == (6, Continuous(5))
     state, _ = env.reset(jax.random.key(0))
-    positions = state.env_state.p_pos.at[:8].set(0.1 * jnp.arange(8)[:, None])
+    positions = state.env_state.p_pos.at[:8].set(0.02 * jnp.arange(8)[:, None])
     state = state.replace(env_state=state.env_state.replace(p_pos=positions))
     state, timestep = jax.jit(env.step)(state, -jnp.ones((6, 5)))
     assert np.abs(state.env_state.p_vel[6:8]).min() > 0  # the prey's
