@@ -203,7 +203,7 @@ def test_it_is_drawn(recorded):
 
 NO_SUITE = """
 import sys
-import mava.environments.rover_tower
+import mava.environments.rover_tower, mava.environments.treasure_collection
 assert not {"jaxmarl", "jumanji", "matplotlib"} & {x.split(".")[0] for x in sys.modules}
 """
 
