@@ -1,4 +1,4 @@
-"""Pictures of worlds of round things."""
+"""Pictures of worlds whose things are round."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple

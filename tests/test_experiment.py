@@ -343,6 +343,8 @@ def test_memory_does_not_grow_with_the_updates_of_a_block():
         ("rec_mappo", ("env=search_and_rescue", "env.kwargs.time_limit=10")),
         ("ff_ippo", ("env=mpe", "env/scenario=simple_speaker_listener_v4")),
         ("ff_mappo", ("env=mpe", "env.kwargs.action_type=continuous", "env.kwargs.time_limit=5")),
+        ("ff_ippo", ("env=rover_tower",)),
+        ("rec_mappo", ("env=treasure_collection", "env.kwargs.time_limit=10")),
     ],
 )
 def test_suites_from_training_to_the_record(system, overrides, tmp_path):

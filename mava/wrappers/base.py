@@ -10,10 +10,16 @@ import numpy as np
 from mava.types import FIRST, MarlEnv, Observation, TimeStep
 
 
+def check_counts(**counts: object) -> None:
+    """Raises ValueError if one is no number of things."""
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name}={count} must be an integer of at least 1.")
+
+
 def check_time_limit(time_limit: object) -> None:
     """Raises ValueError if that is no number of steps."""
-    if not isinstance(time_limit, int) or time_limit < 1:
-        raise ValueError(f"time_limit={time_limit} must be an integer of at least 1.")
+    check_counts(time_limit=time_limit)
 
 
 def first_timestep(observation: Observation, extras: dict[str, Any]) -> TimeStep:
