@@ -235,6 +235,8 @@ def make_env(env_cfg: DictConfig) -> MarlEnv:
         raise UserError(f"env.factory={env_cfg.factory} can't be imported: {error}") from error
     try:
         return factory(**kwargs)
+    except ImportError as error:
+        raise UserError(str(error)) from error
     except (AssertionError, TypeError, ValueError) as error:
         raise UserError(f"{env_cfg.factory} refuses {kwargs}: {error}") from error
 

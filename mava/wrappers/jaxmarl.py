@@ -4,7 +4,9 @@ import functools
 import importlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +30,14 @@ from mava.types import (
 from mava.wrappers.base import check_time_limit, first_timestep
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Drops the warnings of JaxMARL and what it imports."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 @functools.cache
 def import_suite(name: str) -> Any:
     """Imports one suite, jaxmarl.environments.<name>, without the others.
@@ -36,6 +46,7 @@ def import_suite(name: str) -> Any:
     leaves sys.stdout changed. So the parent packages, which do that, are stood in for meanwhile.
     Afterwards nothing of it is left in sys.modules; whoever imports jaxmarl gets it whole.
     """
+    streams = sys.stdout, sys.stderr  # two of the suites set others
     parents = ("jaxmarl", "jaxmarl.environments")
     spec = importlib.util.find_spec(parents[0])
     if parents[1] in sys.modules or spec is None or spec.origin is None:
@@ -45,8 +56,10 @@ def import_suite(name: str) -> Any:
         sys.modules[parent] = ModuleType(parent)
         sys.modules[parent].__path__ = [str(path)]
     try:
-        return importlib.import_module(f"{parents[1]}.{name}")
+        with quiet():
+            return importlib.import_module(f"{parents[1]}.{name}")
     finally:
+        sys.stdout, sys.stderr = streams
         for module in [x for x in sys.modules if x.split(".")[0] == parents[0]]:
             del sys.modules[module]
 
@@ -96,18 +109,25 @@ class JaxMarlEnv:
 
     def reset(self, key: jax.Array) -> tuple[JaxMarlState, TimeStep]:
         key, reset_key = jax.random.split(key)
-        views, env_state = self._env.reset(reset_key)
+        with quiet():
+            views, env_state = self._env.reset(reset_key)
         env_state = jax.tree.map(jnp.asarray, env_state)  # some have Python's numbers in it
         first = first_timestep(self._observation(views, env_state), self._extras(env_state))
         return JaxMarlState(key=key, env_state=env_state), first
 
     def step(self, state: JaxMarlState, action: jax.Array) -> tuple[JaxMarlState, TimeStep]:
-        key, step_key = jax.random.split(state.key)
-        views, env_state, rewards, _, _ = self._env.step_env(
-            step_key, state.env_state, self._actions(action)
-        )
+        state, views, rewards, _ = self._play(state, action)
         reward = jnp.stack([rewards[agent] for agent in self._agents]).astype(jnp.float32)
-        return JaxMarlState(key=key, env_state=env_state), self._timestep(views, env_state, reward)
+        return state, self._timestep(views, state.env_state, reward)
+
+    def _play(self, state: JaxMarlState, action: jax.Array) -> tuple[JaxMarlState, Any, Any, Any]:
+        """Returns the next state and JaxMARL's views, rewards and infos."""
+        key, step_key = jax.random.split(state.key)
+        with quiet():
+            views, env_state, rewards, _, infos = self._env.step_env(
+                step_key, state.env_state, self._actions(action)
+            )
+        return state.replace(key=key, env_state=env_state), views, rewards, infos
 
     def _timestep(self, views: Any, env_state: Any, reward: jax.Array) -> TimeStep:
         """Returns the timestep of a step, the reward of each agent (N,)."""
@@ -127,20 +147,20 @@ class JaxMarlEnv:
         return dict(zip(self._agents, action, strict=True))
 
     def _observation(self, views: Any, env_state: Any) -> Observation:
-        """Returns views padded with zeros at their end; every action is legal."""
-        num_features = self._view_shape[-1]
-        padded = [
-            jnp.pad(views[agent], (0, num_features - views[agent].size))
-            if views[agent].ndim == 1
-            else views[agent]
-            for agent in self._agents
-        ]
+        """Returns the views, every agent in the game, and every action legal."""
         return Observation(
-            agents_view=jnp.stack(padded).astype(jnp.float32),
+            agents_view=self._stacked(views),
             action_mask=jnp.ones((self.num_agents, *self.action_spec), bool),
             agent_mask=jnp.ones(self.num_agents, bool),
             step_count=jnp.asarray(env_state.step, jnp.int32),
         )
+
+    def _stacked(self, views: dict[Any, jax.Array]) -> jax.Array:
+        """Returns all agents' views, (N, ...), vectors padded with zeros at the end."""
+        if len(self._view_shape) == 1:
+            size = self._view_shape[0]
+            views = {agent: jnp.pad(x, (0, size - x.size)) for agent, x in views.items()}
+        return jnp.stack([views[agent] for agent in self._agents]).astype(jnp.float32)
 
     def _terminated(self, env_state: Any) -> jax.Array:
         """Returns whether the episode really ended, () bool."""
