@@ -1,0 +1,127 @@
+"""Every environment with a system, every system with every kind of environment."""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+import mava
+from mava.check_env import find_problems, random_action
+from mava.config import make_env, scenarios_of
+from mava.wrappers.observation import AgentIds, GlobalState
+from tests.running import SYSTEMS, is_recurrent, read_metrics, tiny, train
+
+CONFIGS = Path(mava.__file__).parent / "configs" / "env"
+ENVS = sorted(file.stem for file in CONFIGS.glob("*.yaml") if file.stem != "custom")
+PPO = sorted(file.stem for file in SYSTEMS.glob("*ppo.py"))
+SMALL = {
+    "connector": ["env/scenario=con-5x5x3a"],
+    "jaxnav": ["env.kwargs.num_beams=10"],
+    "smax": ["env/scenario=3m"],
+}
+WON = {"smax", "connector", "cleaner", "search_and_rescue", "hanabi", "switch_riddle", "jaxnav"}
+SLOW_TO_COMPILE = {"storm", "mabrax"}
+
+
+def options(env):
+    return [f"env={env}", "env.kwargs.time_limit=6", *SMALL.get(env, [])]  # some episodes end
+
+
+def env_of(name, scenario=None):
+    overrides = [f"scenario={scenario}"] if scenario else []
+    with initialize_config_module("mava.configs.env", version_base=None):
+        return make_env(compose(name, overrides))
+
+
+def run(system, overrides, results, probe=None):
+    """Trains a little and returns the record of the last evaluation."""
+    cnn = any("cnn" in x for x in overrides)
+    sizes = ["channel_sizes=[4]", "kernel_sizes=[3]", "strides=[1]"] if cnn else []
+    small = [f"network.{n}_network.pre_torso.{x}" for n in ("actor", "critic") for x in sizes]
+    train(system, *tiny(system), *overrides, *small, "logger.use_console=false",
+          "logger.use_tb=false", "arch.num_devices=1", "arch.num_evaluation=1",
+          "logger.checkpointing.save_model=false", f"logger.base_exp_path={results}",
+          probe=probe)  # fmt: skip
+    final = read_metrics(results)["absolute_metrics"]
+    assert all(np.isfinite(value).all() for value in final.values())
+    return final
+
+
+@pytest.mark.parametrize("env", ENVS)
+def test_every_environment_trains(env, tmp_path):
+    final = run("ff_ippo", options(env), tmp_path)
+    assert ("win_rate" in final) == (env in WON)
+    assert 0 <= final.get("win_rate", [0])[0] <= 100
+
+
+KINDS = {
+    "discrete": ["env=lbf", "env.kwargs.time_limit=6"],
+    "continuous": ["env=search_and_rescue", "env.kwargs.time_limit=6"],
+    "multi-discrete": [],
+    "unequal": ["env=mpe", "env/scenario=simple_speaker_listener_v4", "env.kwargs.time_limit=6"],
+    "grid": ["env=coin_game", "env.kwargs.time_limit=6", "network=cnn"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("system", PPO)
+def test_every_system_trains_every_kind(system, kind, tmp_path):
+    overrides = KINDS[kind]
+    if is_recurrent(system):
+        overrides = [x.replace("network=cnn", "network=cnn_rnn") for x in overrides]
+    run(system, overrides, tmp_path, probe="RightPair" if kind == "multi-discrete" else None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ENVS)
+@pytest.mark.parametrize("system", PPO)
+def test_every_system_trains_every_environment(system, env, tmp_path):
+    run(system, options(env), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "env", [pytest.param(x, marks=pytest.mark.slow if x in SLOW_TO_COMPILE else ()) for x in ENVS]
+)
+def test_every_environment_keeps_the_contract(env):
+    """200 random steps: shapes, dtypes, masks, ends, and equal keys, equal episodes."""
+    assert find_problems(env_of(env)) == []
+
+
+SCENARIOS = [
+    (env, scenario)
+    for env in ENVS
+    for scenario in scenarios_of(OmegaConf.load(CONFIGS / f"{env}.yaml").env_name)
+]
+
+
+def test_no_scenario_is_without_its_environment():
+    files = sorted(file.stem for file in (CONFIGS / "scenario").glob("*.yaml"))
+    assert files == sorted(scenario for _, scenario in SCENARIOS)
+    for name in files:
+        assert OmegaConf.load(CONFIGS / "scenario" / f"{name}.yaml").task_name == name
+
+
+def sizes_of(tree):
+    return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "scenario"), SCENARIOS)
+def test_every_scenario_agrees_with_its_spec(name, scenario):
+    """Traced, not run: observations as the spec says, with the wrappers, after reset and step."""
+    env = AgentIds(GlobalState(env_of(name, scenario)))
+    spec = sizes_of(env.observation_spec)
+    state, first = jax.eval_shape(env.reset, jax.random.key(0))
+    choose = partial(random_action, env.action_spec)
+    action = jax.eval_shape(choose, first.observation.action_mask, jax.random.key(0))
+    state, later = jax.eval_shape(env.step, state, action)
+    for timestep in (first, later):
+        assert sizes_of(timestep.observation) == spec
+        assert timestep.reward.shape == timestep.discount.shape == (env.num_agents,)
+        assert timestep.reward.dtype == timestep.discount.dtype == jnp.float32
+    assert jax.tree.structure(first.extras) == jax.tree.structure(later.extras)
