@@ -54,7 +54,7 @@ class RobotWarehouseEnv:
     @property
     def observation_spec(self) -> Observation:
         num_features = int(self._env.num_obs_features)
-        return _observation_spec(self.num_agents, num_features, self.action_spec)
+        return view_spec(self.num_agents, num_features, self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -79,7 +79,7 @@ class RobotWarehouseEnv:
         from jumanji.environments.routing.robot_warehouse.viewer import RobotWarehouseViewer
 
         env = self._env
-        return _draw(
+        return draw_states(
             RobotWarehouseViewer(env.grid_size, env.goals, render_mode="rgb_array"), states
         )
 
@@ -110,7 +110,7 @@ class LevelBasedForagingEnv:
     @property
     def observation_spec(self) -> Observation:
         num_features = 3 * (self._env.num_food + self.num_agents)
-        return _observation_spec(self.num_agents, num_features, self.action_spec)
+        return view_spec(self.num_agents, num_features, self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -134,7 +134,7 @@ class LevelBasedForagingEnv:
         from jumanji.environments.routing.lbf.viewer import LevelBasedForagingViewer
 
         viewer = LevelBasedForagingViewer(self._env.grid_size, render_mode="rgb_array")
-        return _draw(viewer, states)
+        return draw_states(viewer, states)
 
     @staticmethod
     def _extras(timestep: Any) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class ConnectorEnv:
 
     @property
     def observation_spec(self) -> Observation:
-        return _observation_spec(self.num_agents, 5 * self._env.grid_size**2, self.action_spec)
+        return view_spec(self.num_agents, 5 * self._env.grid_size**2, self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -184,7 +184,7 @@ class ConnectorEnv:
         from jumanji.environments.routing.connector.viewer import ConnectorViewer
 
         viewer = ConnectorViewer("Connector", self.num_agents, render_mode="rgb_array")
-        return _draw(viewer, [state.grid for state in states])
+        return draw_states(viewer, [state.grid for state in states])
 
     def _in_game(self, state: Any) -> jax.Array:
         return ~jax.vmap(connected_or_blocked)(state.agents, state.action_mask)  # (N,)
@@ -247,7 +247,7 @@ class CleanerEnv:
     @property
     def observation_spec(self) -> Observation:
         num_tiles = self._env.num_rows * self._env.num_cols
-        return _observation_spec(self.num_agents, 5 * num_tiles, self.action_spec)
+        return view_spec(self.num_agents, 5 * num_tiles, self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, _ = self._env.reset(key)
@@ -264,7 +264,7 @@ class CleanerEnv:
         """Yields an image (height, width, 3), uint8, of each state."""
         from jumanji.environments.routing.cleaner.viewer import CleanerViewer
 
-        return _draw(CleanerViewer("Cleaner", render_mode="rgb_array"), states)
+        return draw_states(CleanerViewer("Cleaner", render_mode="rgb_array"), states)
 
     def _timestep(
         self, state: Any, step_type: jax.Array, reward: jax.Array, is_clean: jax.Array
@@ -323,7 +323,7 @@ class SearchAndRescueEnv:
         spec: Any = self._env.observation_spec
         _, num_channels, num_rays = spec.searcher_views.shape
         num_features = num_channels * num_rays + 3
-        return _observation_spec(self.num_agents, num_features, self.action_spec)
+        return view_spec(self.num_agents, num_features, self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -339,7 +339,7 @@ class SearchAndRescueEnv:
         """Yields an image (height, width, 3), uint8, of each state."""
         from jumanji.environments.swarms.search_and_rescue.viewer import SearchAndRescueViewer
 
-        return _draw(SearchAndRescueViewer(render_mode="rgb_array"), states)
+        return draw_states(SearchAndRescueViewer(render_mode="rgb_array"), states)
 
     def _timestep(
         self, state: Any, timestep: Any, step_type: jax.Array, all_found: jax.Array
@@ -363,9 +363,10 @@ class SearchAndRescueEnv:
         )
 
 
-def _observation_spec(
+def view_spec(
     num_agents: int, num_features: int, action_spec: Discrete | Continuous
 ) -> Observation:
+    """Returns the spec of flat views (N, O) without a global state."""
     return Observation(
         agents_view=array_spec((num_agents, num_features), jnp.float32),
         action_mask=array_spec((num_agents, *action_spec), bool),
@@ -384,7 +385,7 @@ def _observation(observation: Any, num_agents: int) -> Observation:
     )
 
 
-def _draw(viewer: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
+def draw_states(viewer: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
     """Yields what one of Jumanji's viewers shows."""
     viewer.figure_size = FIGURE_SIZE
     try:
