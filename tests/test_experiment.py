@@ -338,23 +338,15 @@ def test_memory_does_not_grow_with_the_updates_of_a_block():
     [
         ("rec_mappo", ("env=smax", "network=lstm", "env.kwargs.time_limit=8")),
         ("rec_ippo", ("env=rware", "system.recurrent_chunk_size=4")),
-        ("ff_mappo", ("env=connector", "env/scenario=con-5x5x3a")),
-        ("ff_ippo", ("env=cleaner", "env.kwargs.time_limit=10")),
-        ("rec_mappo", ("env=search_and_rescue", "env.kwargs.time_limit=10")),
-        ("ff_ippo", ("env=mpe", "env/scenario=simple_speaker_listener_v4")),
-        ("ff_mappo", ("env=mpe", "env.kwargs.action_type=continuous", "env.kwargs.time_limit=5")),
-        ("ff_ippo", ("env=rover_tower",)),
-        ("rec_mappo", ("env=treasure_collection", "env.kwargs.time_limit=10")),
     ],
 )
-def test_suites_from_training_to_the_record(system, overrides, tmp_path):
+def test_memories_from_training_to_the_record(system, overrides, tmp_path):
     train(system, *tiny(system), *overrides, "logger.use_console=false", "logger.use_tb=false",
           "arch.num_devices=1", f"logger.base_exp_path={tmp_path}")  # fmt: skip
     record = read_metrics(tmp_path)
     final = record["absolute_metrics"]
     assert all(np.isfinite(value).all() for value in final.values())
-    with_wins = {"env=smax", "env=connector", "env=cleaner", "env=search_and_rescue"}
-    assert ("win_rate" in final) == bool(with_wins & {*overrides})
+    assert ("win_rate" in final) == ("env=smax" in overrides)
     assert 0 <= final.get("win_rate", [0])[0] <= 100
 
 

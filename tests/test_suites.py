@@ -22,9 +22,11 @@ PPO = sorted(file.stem for file in SYSTEMS.glob("*ppo.py"))
 SMALL = {
     "connector": ["env/scenario=con-5x5x3a"],
     "jaxnav": ["env.kwargs.num_beams=10"],
+    "mmst": ["env/scenario=mmst-2ag-12n"],
     "smax": ["env/scenario=3m"],
 }
-WON = {"smax", "connector", "cleaner", "search_and_rescue", "hanabi", "switch_riddle", "jaxnav"}
+WON = {"cleaner", "connector", "hanabi", "jaxnav", "mmst", "multi_cvrp", "search_and_rescue",
+       "smax", "switch_riddle"}  # fmt: skip
 SLOW_TO_COMPILE = {"storm", "mabrax"}
 
 

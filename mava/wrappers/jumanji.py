@@ -54,7 +54,7 @@ class RobotWarehouseEnv:
     @property
     def observation_spec(self) -> Observation:
         num_features = int(self._env.num_obs_features)
-        return _observation_spec(self.num_agents, (num_features,), self.action_spec)
+        return view_spec(self.num_agents, (num_features,), self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -79,7 +79,7 @@ class RobotWarehouseEnv:
         from jumanji.environments.routing.robot_warehouse.viewer import RobotWarehouseViewer
 
         env = self._env
-        return _draw(
+        return draw_states(
             RobotWarehouseViewer(env.grid_size, env.goals, render_mode="rgb_array"), states
         )
 
@@ -127,7 +127,7 @@ class LevelBasedForagingEnv:
         side = 2 * self._env.fov + 1
         num_features = 3 * (self._env.num_food + self.num_agents)
         shape = (side, side, 3) if self._grid_observation else (num_features,)
-        return _observation_spec(self.num_agents, shape, self.action_spec)
+        return view_spec(self.num_agents, shape, self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -152,7 +152,7 @@ class LevelBasedForagingEnv:
         from jumanji.environments.routing.lbf.viewer import LevelBasedForagingViewer
 
         viewer = LevelBasedForagingViewer(self._env.grid_size, render_mode="rgb_array")
-        return _draw(viewer, states)
+        return draw_states(viewer, states)
 
     def _observation(self, observation: Any) -> Observation:
         if self._grid_observation:  # Jumanji's have the features first
@@ -192,7 +192,7 @@ class ConnectorEnv:
     @property
     def observation_spec(self) -> Observation:
         size = self._env.grid_size
-        return _observation_spec(self.num_agents, (size, size, 5), self.action_spec)
+        return view_spec(self.num_agents, (size, size, 5), self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -209,7 +209,7 @@ class ConnectorEnv:
         from jumanji.environments.routing.connector.viewer import ConnectorViewer
 
         viewer = ConnectorViewer("Connector", self.num_agents, render_mode="rgb_array")
-        return _draw(viewer, [state.grid for state in states])
+        return draw_states(viewer, [state.grid for state in states])
 
     def _in_game(self, state: Any) -> jax.Array:
         return ~jax.vmap(connected_or_blocked)(state.agents, state.action_mask)  # (N,)
@@ -272,7 +272,7 @@ class CleanerEnv:
     @property
     def observation_spec(self) -> Observation:
         shape = (self._env.num_rows, self._env.num_cols, 5)
-        return _observation_spec(self.num_agents, shape, self.action_spec)
+        return view_spec(self.num_agents, shape, self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, _ = self._env.reset(key)
@@ -289,7 +289,7 @@ class CleanerEnv:
         """Yields an image (height, width, 3), uint8, of each state."""
         from jumanji.environments.routing.cleaner.viewer import CleanerViewer
 
-        return _draw(CleanerViewer("Cleaner", render_mode="rgb_array"), states)
+        return draw_states(CleanerViewer("Cleaner", render_mode="rgb_array"), states)
 
     def _timestep(
         self, state: Any, step_type: jax.Array, reward: jax.Array, is_clean: jax.Array
@@ -348,7 +348,7 @@ class SearchAndRescueEnv:
         spec: Any = self._env.observation_spec
         _, num_channels, num_rays = spec.searcher_views.shape
         num_features = num_channels * num_rays + 3
-        return _observation_spec(self.num_agents, (num_features,), self.action_spec)
+        return view_spec(self.num_agents, (num_features,), self.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -364,7 +364,7 @@ class SearchAndRescueEnv:
         """Yields an image (height, width, 3), uint8, of each state."""
         from jumanji.environments.swarms.search_and_rescue.viewer import SearchAndRescueViewer
 
-        return _draw(SearchAndRescueViewer(render_mode="rgb_array"), states)
+        return draw_states(SearchAndRescueViewer(render_mode="rgb_array"), states)
 
     def _timestep(
         self, state: Any, timestep: Any, step_type: jax.Array, all_found: jax.Array
@@ -388,9 +388,10 @@ class SearchAndRescueEnv:
         )
 
 
-def _observation_spec(
+def view_spec(
     num_agents: int, view_shape: tuple[int, ...], action_spec: Discrete | Continuous
 ) -> Observation:
+    """Returns the spec of views (N, *view_shape) without a global state."""
     return Observation(
         agents_view=array_spec((num_agents, *view_shape), jnp.float32),
         action_mask=array_spec((num_agents, *action_spec), bool),
@@ -409,7 +410,7 @@ def _observation(observation: Any, num_agents: int) -> Observation:
     )
 
 
-def _draw(viewer: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
+def draw_states(viewer: Any, states: Sequence[Any]) -> Iterator[np.ndarray]:
     """Yields what one of Jumanji's viewers shows."""
     viewer.figure_size = FIGURE_SIZE
     try:

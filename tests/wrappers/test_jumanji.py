@@ -1,7 +1,6 @@
 import dataclasses
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -14,7 +13,6 @@ from jumanji.environments.routing.connector.utils import get_action_masks
 from omegaconf import OmegaConf
 
 import mava
-from mava.check_env import find_problems, random_action
 from mava.config import UserError, make_env, scenarios_of
 from mava.types import LAST, MID
 from mava.wrappers.episode_metrics import EpisodeMetrics
@@ -70,22 +68,6 @@ def place(state, rows, columns, directions):
         grid = grid.at[layer, row, column].set(i + 1)
     agents = agents._replace(position=position, direction=jnp.array(directions))
     return state.replace(grid=grid, agents=agents, action_mask=jnp.ones((2, 5), bool))
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_observations_agree_with_the_spec(scenario):
-    env = AgentIds(GlobalState(env_of(scenario)))
-    spec = jax.tree.map(lambda x: (x.shape, x.dtype), env.observation_spec)
-    assert env.observation_spec.action_mask.shape == (env.num_agents, *env.action_spec)
-    state, first = jax.eval_shape(env.reset, jax.random.key(0))
-    choose = partial(random_action, env.action_spec)
-    action = jax.eval_shape(choose, first.observation.action_mask, jax.random.key(0))
-    state, later = jax.eval_shape(env.step, state, action)
-    for timestep in (first, later):
-        assert jax.tree.map(lambda x: (x.shape, x.dtype), timestep.observation) == spec
-        assert timestep.reward.shape == timestep.discount.shape == (env.num_agents,)
-        assert timestep.reward.dtype == timestep.discount.dtype == jnp.float32
-    assert jax.tree.structure(first.extras) == jax.tree.structure(later.extras)
 
 
 def test_scenario_sizes():
@@ -184,11 +166,6 @@ def test_states_are_drawn(scenario):
 
 def test_what_does_not_draw_has_no_draw():
     assert not hasattr(EpisodeMetrics(AgentIds(RightAction())), "draw")
-
-
-@pytest.mark.parametrize("scenario", ["con-7x7x5a", "clean-10x10x3a", "sar-2s-40t"])
-def test_worlds_keep_the_contract(scenario):
-    assert find_problems(env_of(scenario)) == []
 
 
 def two_agents(ends, targets):
