@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 import mava
@@ -35,9 +34,10 @@ def options(env):
 
 
 def env_of(name, scenario=None):
-    overrides = [f"scenario={scenario}"] if scenario else []
-    with initialize_config_module("mava.configs.env", version_base=None):
-        return make_env(compose(name, overrides))
+    cfg = OmegaConf.load(CONFIGS / f"{name}.yaml")
+    scenario = scenario or cfg.defaults[0].scenario
+    cfg.scenario = OmegaConf.load(CONFIGS / "scenario" / f"{scenario}.yaml")
+    return make_env(cfg)
 
 
 def run(system, overrides, results, probe=None):
