@@ -13,6 +13,10 @@ One row per number of environments, all in environment steps per second:
 - saving overhead: how much longer training takes with a checkpoint after every block of the run, of
   which the loop itself waits "saving blocks"; the rest is written while the next block runs.
 
+    python benchmarks/throughput.py --all
+
+One row per environment, with its default scenario and 64 copies: raw and training steps per second.
+
 Pin it to one core (`taskset -c 0`) for figures that repeat: wall and CPU seconds then agree.
 """
 
@@ -257,10 +261,10 @@ def saving_cost(run_updates: Callable[[int], Snapshot], run: Any, plan: Any) -> 
     }
 
 
-def benchmark(arguments: argparse.Namespace, num_envs: int, module: Any) -> dict[str, float]:
-    """Returns one row of results."""
+def make_run(arguments: argparse.Namespace, env: str, num_envs: int, module: Any) -> Any:
+    """Returns what a run with these environments is told."""
     overrides = [
-        f"env={arguments.env}",
+        f"env={env}",
         f"arch.num_envs={num_envs}",
         f"arch.num_devices={arguments.devices}",
         *arguments.overrides,
@@ -268,7 +272,31 @@ def benchmark(arguments: argparse.Namespace, num_envs: int, module: Any) -> dict
     if arguments.scenario:
         overrides.append(f"env/scenario={arguments.scenario}")
     with initialize_config_module("mava.configs", version_base=None):
-        run = configuration.parse(compose("mava", overrides), Path(module.__file__))
+        return configuration.parse(compose("mava", overrides), Path(module.__file__))
+
+
+def survey(arguments: argparse.Namespace, env: str, module: Any) -> dict[str, Any]:
+    """Returns the row of one environment in the table of all."""
+    run = make_run(arguments, env, arguments.num_envs[0], module)
+    training, compile_seconds, plan = training_runner(run, module)
+    train_wall, _ = measure(training, plan.steps_per_update)
+    vector_env = experiment.make_vector_env(run)
+    length = run.system.rollout_length
+    raw_wall, _ = measure(raw_runner(vector_env, length), run.arch.num_envs * length)
+    experiment.forget_programs()
+    return {
+        "env": env,
+        "task": run.task_name,
+        "num_agents": vector_env.num_agents,
+        "raw_steps_per_second": 1 / raw_wall,
+        "training_steps_per_second": 1 / train_wall,
+        "compile_seconds": compile_seconds,
+    }
+
+
+def benchmark(arguments: argparse.Namespace, num_envs: int, module: Any) -> dict[str, Any]:
+    """Returns one row of results."""
+    run = make_run(arguments, arguments.env, num_envs, module)
     _, system, _ = experiment.build(module, run)
     vector_env = experiment.make_vector_env(run)
     params = jax.jit(system.init)(jax.random.key(0)).params
@@ -308,7 +336,8 @@ def main() -> None:
     parser.add_argument("--system", default="ff_mappo")
     parser.add_argument("--env", default="rware")
     parser.add_argument("--scenario")
-    parser.add_argument("--num-envs", type=int, nargs="+", default=[16, 64, 256])
+    parser.add_argument("--all", action="store_true", help="every environment, briefly")
+    parser.add_argument("--num-envs", type=int, nargs="+", help="default: 16 64 256; 64 with --all")
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides, e.g. system.ppo_epochs=2")
@@ -319,16 +348,40 @@ def main() -> None:
     configuration.register(module.Config, arguments.system, network)
     jax.config.update("jax_enable_compilation_cache", False)  # compile_seconds are real
 
+    arguments.num_envs = arguments.num_envs or ([64] if arguments.all else [16, 64, 256])
+    if arguments.all:
+        cases = (survey(arguments, env, module) for env in all_envs())
+    else:
+        cases = (benchmark(arguments, num_envs, module) for num_envs in arguments.num_envs)
     rows = []
-    for num_envs in arguments.num_envs:
-        rows.append(benchmark(arguments, num_envs, module))
-        print(json.dumps({name: round(value, 3) for name, value in rows[-1].items()}), flush=True)
-    print_table(arguments, rows)
+    for row in cases:
+        rows.append(row)
+        rounded = {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}
+        print(json.dumps(rounded), flush=True)
+    (print_survey if arguments.all else print_table)(arguments, rows)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=2))
 
 
-def print_table(arguments: argparse.Namespace, rows: list[dict[str, float]]) -> None:
+def all_envs() -> list[str]:
+    """Returns the names that `env=` takes."""
+    folder = Path(mava.__file__).parent / "configs" / "env"
+    return sorted(file.stem for file in folder.glob("*.yaml") if file.stem != "custom")
+
+
+def print_survey(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """One row per environment."""
+    title = f"{arguments.system}, {arguments.num_envs[0]} environments, environment steps/s"
+    table = Table(title=title)
+    for name in ("env", "task", "agents", "raw", "training", "compile s"):
+        table.add_column(name, justify="left" if name in ("env", "task") else "right")
+    for row in rows:
+        values = [x if isinstance(x, str) else f"{x:,.0f}" for x in row.values()]
+        table.add_row(*values)
+    Console().print(table)
+
+
+def print_table(arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """One column per number of environments, so that it fits a terminal."""
     table = Table(title=f"{arguments.system} {arguments.env} {arguments.scenario or ''}")
     table.add_column("environments per device")

@@ -229,6 +229,27 @@ def test_mpe_pads_agents_that_see_or_can_do_less():
     np.testing.assert_array_equal(mask, [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
 
 
+def test_mpe_does_not_depend_on_the_order_of_agents():
+    """Three agents that are alike, places, speeds and actions in another order: so are rewards."""
+    env, order = MpeEnv("simple_spread_v3"), jnp.array([2, 0, 1])
+    state, _ = env.reset(jax.random.key(0))
+    world = state.env_state
+    places = world.p_pos.at[1].set(world.p_pos[0] + 0.1)  # two of them push each other
+    speeds = jnp.linspace(-0.2, 0.2, world.p_vel.size).reshape(world.p_vel.shape)
+    action, step, results = jnp.array([1, 3, 2]), jax.jit(env.step), []
+    for index in (jnp.arange(3), order):
+        rows = jnp.concatenate([index, jnp.arange(3, len(places))])
+        changed = world.replace(p_pos=places[rows], p_vel=speeds[rows])
+        results.append(step(state.replace(env_state=changed), action[index]))
+    (plain_state, plain), (other_state, other) = results
+    np.testing.assert_allclose(plain.reward[order], other.reward, atol=1e-6)
+    world, other_world = plain_state.env_state, other_state.env_state
+    np.testing.assert_allclose(world.p_pos[order], other_world.p_pos[:3], atol=1e-6)
+    own = plain.observation.agents_view[order, :10]  # speed, place, landmarks; then the others
+    np.testing.assert_allclose(own, other.observation.agents_view[:, :10], atol=1e-6)
+    assert len(np.unique(np.round(plain.reward, 5))) > 1
+
+
 def test_mpe_plays_jaxmarls_episodes():
     """26 steps as in JaxMARL, with its rewards, observations and keys."""
     env, suite = MpeEnv("simple_spread_v3"), import_suite("mpe")

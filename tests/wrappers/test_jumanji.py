@@ -132,6 +132,26 @@ def test_foraging_scripted_episode():
     np.testing.assert_allclose(returns[False], 0.5, rtol=1e-6)
 
 
+def test_foraging_does_not_depend_on_the_order_of_agents():
+    """Two agents of unlike levels, that load together, swapped: so are views and shares."""
+    env = foraging(team_reward=False)
+    state, _ = env.reset(jax.random.key(1))
+    around = state.food_items.position[0] + jnp.array([[1, 0], [0, 1]])
+    agents = state.agents.replace(position=around, level=jnp.array([1, 2]))
+    food = state.food_items.replace(level=jnp.array([3, 3]))
+    order = jnp.array([1, 0])
+    swapped = agents.replace(position=agents.position[order], level=agents.level[order])
+    step = jax.jit(env.step)
+    for action in ((5, 5), (5, 0), (1, 2)):
+        action = jnp.array(action)
+        _, plain = step(state.replace(agents=agents, food_items=food), action)
+        _, other = step(state.replace(agents=swapped, food_items=food), action[order])
+        np.testing.assert_array_equal(plain.reward[order], other.reward)
+        views = plain.observation.agents_view, other.observation.agents_view
+        np.testing.assert_array_equal(views[0][order], views[1])
+    assert not np.array_equal(views[0][0], views[0][1])
+
+
 def test_foraging_time_limit_truncates():
     env = foraging(time_limit=3)
     state, _ = env.reset(jax.random.key(1))
