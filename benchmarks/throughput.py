@@ -26,7 +26,7 @@ import json
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -275,8 +275,17 @@ def make_run(arguments: argparse.Namespace, env: str, num_envs: int, module: Any
         return configuration.parse(compose("mava", overrides), Path(module.__file__))
 
 
-def survey(arguments: argparse.Namespace, env: str, module: Any) -> dict[str, Any]:
-    """Returns the row of one environment in the table of all."""
+def survey(arguments: argparse.Namespace, module: Any) -> Iterator[dict[str, Any]]:
+    """Yields the rows of the table of all environments."""
+    for env in all_envs():
+        try:
+            yield survey_one(arguments, env, module)
+        except configuration.UserError as error:
+            print(f"{env} is left out: {error}")
+
+
+def survey_one(arguments: argparse.Namespace, env: str, module: Any) -> dict[str, Any]:
+    """Returns the row of one environment."""
     run = make_run(arguments, env, arguments.num_envs[0], module)
     training, compile_seconds, plan = training_runner(run, module)
     train_wall, _ = measure(training, plan.steps_per_update)
@@ -350,7 +359,9 @@ def main() -> None:
 
     arguments.num_envs = arguments.num_envs or ([64] if arguments.all else [16, 64, 256])
     if arguments.all:
-        cases = (survey(arguments, env, module) for env in all_envs())
+        if arguments.scenario or len(arguments.num_envs) > 1:
+            parser.error("--all takes one number of environments and no scenario.")
+        cases = survey(arguments, module)
     else:
         cases = (benchmark(arguments, num_envs, module) for num_envs in arguments.num_envs)
     rows = []

@@ -63,7 +63,11 @@ def _problems_of_attributes(env: Any) -> list[str]:
         if not isinstance(value, int) or value < 1:
             problems.append(f"{name} is {value!r} and must be a positive int.")
     for name, kind in (("action_spec", ActionSpec), ("observation_spec", Observation)):
-        value = getattr(env, name, None)
+        try:
+            value = getattr(env, name, None)
+        except Exception as error:
+            problems.append(f"{name} fails: {_first_line(error)}")
+            continue
         if not isinstance(value, kind):
             expected = str(kind).replace("mava.types.", "").removeprefix("<class '").rstrip("'>")
             problems.append(f"{name} is {value!r} and must be {expected}.")
@@ -79,6 +83,9 @@ def _problems_of_shapes(env: MarlEnv) -> list[str]:
     mask = getattr(getattr(first, "observation", None), "action_mask", None)
     if not isinstance(first, TimeStep) or mask is None:
         return ["reset(key) must return (state, TimeStep) with an Observation."]
+    problems = _problems_of_extras(first.extras)
+    if problems:
+        return problems
     expected = (env.num_agents, mask_size(env.action_spec))
     if mask.shape != expected:
         return [f"action_mask is {mask.shape} after a reset and must be {expected}."]
@@ -89,11 +96,12 @@ def _problems_of_shapes(env: MarlEnv) -> list[str]:
         next_state, later = jax.eval_shape(env.step, state, action)
     except Exception as error:
         return [f"step(state, action) fails: {_first_line(error)}"]
-    problems = []
+    if not isinstance(later, TimeStep):
+        return ["step(state, action) must return (state, TimeStep)."]
     for name, timestep in (("reset", first), ("step", later)):
         for field in ("reward", "discount"):
             value = getattr(timestep, field)
-            if value.shape != (env.num_agents,) or value.dtype != jnp.float32:
+            if value is None or value.shape != (env.num_agents,) or value.dtype != jnp.float32:
                 problems.append(
                     f"{field} after {name} is {_type(value)} and must have one float32 per agent, "
                     f"{(env.num_agents,)}."
@@ -105,6 +113,17 @@ def _problems_of_shapes(env: MarlEnv) -> list[str]:
         )
     problems += _misfits(later.extras, first.extras, "in extras of step", "reset")
     problems += _misfits(next_state, state, "in the state after step", "reset")
+    return problems
+
+
+def _problems_of_extras(extras: dict[str, Any]) -> list[str]:
+    won = extras.get("won_episode")
+    problems = []
+    if won is not None and (won.shape != () or won.dtype != bool):
+        problems.append(f'extras["won_episode"] is {_type(won)} and must be () bool.')
+    for name, value in extras.get("env_metrics", {}).items():
+        if value.shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
+            problems.append(f'extras["env_metrics"]["{name}"] is {_type(value)}, not a () float.')
     return problems
 
 

@@ -237,7 +237,7 @@ def make_env(env_cfg: DictConfig) -> MarlEnv:
         return factory(**kwargs)
     except ImportError as error:
         raise UserError(str(error)) from error
-    except (AssertionError, TypeError, ValueError) as error:
+    except Exception as error:
         raise UserError(f"{env_cfg.factory} refuses {kwargs}: {error}") from error
 
 

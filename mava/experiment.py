@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax.errors import FlaxError
 
 from mava import config as configuration
@@ -187,9 +188,15 @@ def make_system(module: ModuleType, env: VectorEnv, run: RunConfig, config: Any)
 
 
 def check_network(system: System, env: VectorEnv) -> None:
-    """Raises UserError if the network does not fit the observation."""
+    """Raises UserError if the network does not fit the observation, or a batch of two."""
+    batch = jax.tree.map(lambda x: jnp.zeros((2, *x.shape), x.dtype), env.observation_spec)
+    key = jax.random.key(0)
     try:
-        jax.eval_shape(system.init, jax.random.key(0))
+        act_params = jax.eval_shape(lambda key: system.act_params(system.init(key)), key)
+        jax.eval_shape(
+            lambda params, memory, key: system.act(params, batch, memory, key, True),
+            *(act_params, system.init_memory(2), key),
+        )
     except (TypeError, ValueError, FlaxError) as error:
         view = env.observation_spec.agents_view.shape
         raise UserError(

@@ -119,7 +119,33 @@ class StateOfAnotherType(Probe):
         return state.replace(step_count=state.step_count.astype(jnp.float32)), timestep
 
 
+class WonByEach(Probe):
+    def reset(self, key):
+        state, first = super().reset(key)
+        extras = {"won_episode": jnp.zeros(2, bool), "env_metrics": {"found": jnp.int32(0)}}
+        return state, first.replace(extras=extras)
+
+
+class NoTimeStep(Probe):
+    def step(self, state, action):
+        return state, {"reward": 1.0}
+
+
+class SpecFails(Probe):
+    @property
+    def observation_spec(self):
+        return 1 / 0
+
+
 def test_mistakes_of_the_class():
+    assert find_problems(WonByEach()) == [
+        'extras["won_episode"] is (2,) bool and must be () bool.',
+        'extras["env_metrics"]["found"] is () int32, not a () float.',
+    ]
+    assert find_problems(NoTimeStep()) == ["step(state, action) must return (state, TimeStep)."]
+    assert find_problems(SpecFails()) == [
+        "observation_spec fails: ZeroDivisionError: division by zero"
+    ]
     problems = find_problems(NoSpec())
     assert problems[0] == "time_limit is None and must be a positive int."
     assert problems[1].startswith("action_spec is 5 and must be Discrete | MultiDiscrete")

@@ -67,7 +67,7 @@ def run_cli(monkeypatch, system, *overrides):
         ),
         (["logger.checkpointing.max_to_keep=0"], "max_to_keep=0 must be at least 1."),
         (["logger.render_every=0"], "logger.render_every=0 must be at least 1."),
-        (["env=chess"], "Available options in 'env':\n\tcleaner\n\tconnector\n\tcustom"),
+        (["env=chess"], "Available options in 'env':\n\tcleaner\n\tcoin_game\n\tconnector"),
         (
             ["env/scenario=huge"],
             "Available options in 'env/scenario':\n\t10m_vs_11m\n\t10x10-3p-3f",
@@ -91,6 +91,23 @@ def run_cli(monkeypatch, system, *overrides):
             "ff_ippo has no use for network.actor_network.cell, network.actor_network",
         ),
         (CONV, "does not fit the observation, agents_view (N, O) = (2, 68)"),
+        (
+            ["network=cnn"],
+            "RobotWarehouse shows each agent a vector, not a grid (network.view=grid)",
+        ),
+        (["network=cnn", "network.view=flat"], "does not fit the observation, agents_view (N, O)"),
+        (["network.view=round"], "network.view=round must be flat or grid."),
+        (["env.scenario.task_config.num_agents=0"], "num_agents=0 must be an integer of at least"),
+        (["env=lbf", "env.kwargs.team_reward=no"], "team_reward=no must be true or false."),
+        (
+            ["env=overcooked", "env.kwargs.shaped_reward=x"],
+            "could not convert string to float: 'x'",
+        ),
+        (["env=matrax", "env.scenario.task_config.task=5"], "task=5 must be Climbing, Penalty-0,"),
+        (
+            ["env=mpe", "+env.kwargs.num_agent=5"],
+            "simple_spread_v3 has no option num_agent; it has",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(overrides, message, monkeypatch, tmp_path):

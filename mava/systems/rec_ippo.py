@@ -268,7 +268,7 @@ def make_samples(
         algo.config.gae_lambda,
     )
     in_game = trajectory.observation.agent_mask.astype(value.dtype)  # (T, E, N)
-    weight = in_game / pmean(jnp.mean(in_game))
+    weight = in_game / jnp.maximum(pmean(jnp.mean(in_game)), 1e-6)  # all of them may be out
     mean = pmean(jnp.mean(weight * advantage))
     variance = pmean(jnp.mean(weight * (advantage - mean) ** 2))
     sample = Sample(

@@ -13,8 +13,22 @@ from mava.types import FIRST, MarlEnv, Observation, TimeStep
 def check_counts(**counts: object) -> None:
     """Raises ValueError if one is no number of things."""
     for name, count in counts.items():
-        if not isinstance(count, int) or count < 1:
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise ValueError(f"{name}={count} must be an integer of at least 1.")
+
+
+def check_fractions(**fractions: object) -> None:
+    """Raises ValueError if one is no number between 0 and 1."""
+    for name, value in fractions.items():
+        if not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ValueError(f"{name}={value} must be between 0 and 1.")
+
+
+def check_switches(**switches: object) -> None:
+    """Raises ValueError if one is neither true nor false."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value} must be true or false.")
 
 
 def check_time_limit(time_limit: object) -> None:

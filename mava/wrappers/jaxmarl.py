@@ -3,6 +3,7 @@
 import functools
 import importlib
 import importlib.util
+import inspect
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ from mava.types import (
     TimeStep,
     array_spec,
 )
-from mava.wrappers.base import check_time_limit, first_timestep
+from mava.wrappers.base import check_switches, check_time_limit, first_timestep
 
 
 @contextmanager
@@ -198,9 +199,7 @@ class SmaxEnv(JaxMarlEnv):
         if attack_mode not in ("closest", "random"):
             raise ValueError(f"attack_mode={attack_mode} must be closest or random.")
         switches = {"see_enemy_actions": see_enemy_actions, "walls_cause_death": walls_cause_death}
-        for name, value in switches.items():
-            if not isinstance(value, bool):
-                raise ValueError(f"{name}={value} must be true or false.")
+        check_switches(**switches)
         smax = import_suite("smax")
         scenarios = smax.smax_env.MAP_NAME_TO_SCENARIO
         if scenario not in scenarios:
@@ -312,9 +311,18 @@ class MpeEnv(JaxMarlEnv):
             raise ValueError(f"action_type={action_type} must be discrete or continuous.")
         if scripted_prey and action_type == "discrete":
             raise ValueError(f"action_type=discrete: {task} has continuous actions only.")
+        make = getattr(import_suite("mpe"), MPE_TASKS[task])
+        # Most classes take any name and drop what they don't know.
+        known = inspect.signature(make).parameters.keys() - {"kwargs", "action_type"}
+        unknown = options.keys() - known
+        if unknown:
+            raise ValueError(
+                f"{task} has no option {', '.join(sorted(unknown))}; it has "
+                f"{', '.join(sorted(known)) or 'none'}."
+            )
         if not scripted_prey:
             options["action_type"] = action_type.title()
-        env = getattr(import_suite("mpe"), MPE_TASKS[task])(**options)
+        env = make(**options)
         self._prey: list[str] = env.good_agents if scripted_prey else []
         agents = [agent for agent in env.agents if agent not in self._prey]
         views, _ = jax.eval_shape(env.reset, jax.random.key(0))  # some spaces are not what comes

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mava.types import ActionSpec, Continuous, Discrete, Observation, array_spec
-from mava.wrappers.base import check_counts, check_time_limit
+from mava.wrappers.base import check_counts, check_fractions, check_time_limit
 from mava.wrappers.jaxmarl import JaxMarlEnv, import_suite, quiet
 
 
@@ -30,6 +30,8 @@ class MabraxEnv(JaxMarlEnv):
         backend: Brax's physics: positional, generalized or spring.
         """
         check_time_limit(time_limit)
+        if backend not in ("positional", "generalized", "spring"):
+            raise ValueError(f"backend={backend} must be positional, generalized or spring.")
         try:
             suite = import_suite("mabrax")
         except ImportError as error:
@@ -37,10 +39,16 @@ class MabraxEnv(JaxMarlEnv):
         known = suite.mabrax_env._agent_action_mapping
         if task not in known:
             raise ValueError(f"task={task} must be one of {', '.join(known)}.")
-        with quiet():
-            env = suite.MABraxEnv(
-                task, episode_length=time_limit, auto_reset=False, backend=backend
-            )
+        import mujoco  # what reads Brax's robots: it writes its warnings to a file beside the user
+
+        mujoco.set_mju_user_warning(lambda message: None)
+        try:
+            with quiet():
+                env = suite.MABraxEnv(
+                    task, episode_length=time_limit, auto_reset=False, backend=backend
+                )
+        finally:
+            mujoco.set_mju_user_warning(None)
         view_sizes = [env.observation_space(agent).shape[0] for agent in env.agents]
         self._sizes = [env.action_space(agent).shape[0] for agent in env.agents]
         self._action_mask = np.arange(max(self._sizes)) < np.array(self._sizes)[:, None]  # (N, D)
@@ -73,11 +81,12 @@ class JaxNavEnv(JaxMarlEnv):
     """JaxNav: robots with a lidar drive to their goals past walls and each other (Rutherford et al.
     2024, arXiv:2408.15099).
 
-    Reward: for coming nearer to the goal, 4 for reaching it, -4 for a collision, and little for
-    time and for driving close to something; `individual_reward` of it is the robot's own, the rest
-    the team's mean. The return is the mean over robots. One that arrived or crashed stands still:
-    its `agent_mask` is false. The episode ends when all do (termination, also when that coincides
-    with the limit), is won if all arrived, and is cut at the time limit.
+    Reward: for coming nearer to the goal, 4 for reaching it, -4 for a collision, -0.01 for every
+    step until then and -0.1 for every step close to something, also after a crash;
+    `individual_reward` of it is the robot's own, the rest the team's mean. The return is the mean
+    over robots. One that crashed stands still: its `agent_mask` is false. One that arrived can
+    still drive, and crash. The episode ends when all have arrived or crashed (termination, also
+    when that coincides with the limit), is won if all arrived, and is cut at the time limit.
 
     A view is the lidar, the own speeds, the goal's distance and direction, and `individual_reward`.
     """
@@ -104,6 +113,7 @@ class JaxNavEnv(JaxMarlEnv):
         individual_reward: weight of the own reward against the team's mean, [0, 1].
         """
         check_counts(num_agents=num_agents, time_limit=time_limit, num_beams=num_beams)
+        check_fractions(fill=fill, individual_reward=individual_reward)
         if action_type not in ("discrete", "continuous"):
             raise ValueError(f"action_type={action_type} must be discrete or continuous.")
         suite = import_suite("jaxnav")
@@ -131,8 +141,7 @@ class JaxNavEnv(JaxMarlEnv):
         return dict(zip(self._agents, speeds, strict=True))
 
     def _observation(self, views: Any, env_state: Any) -> Observation:
-        out = env_state.goal_reached | env_state.move_term
-        return super()._observation(views, env_state).replace(agent_mask=~out)
+        return super()._observation(views, env_state).replace(agent_mask=~env_state.move_term)
 
     def _terminated(self, env_state: Any) -> jax.Array:
         return jnp.all(env_state.goal_reached | env_state.move_term)
@@ -143,6 +152,6 @@ class JaxNavEnv(JaxMarlEnv):
             "won_episode": jnp.all(arrived),
             "env_metrics": {
                 "ratio_arrived": jnp.mean(arrived.astype(jnp.float32)),
-                "ratio_crashed": jnp.mean((crashed & ~arrived).astype(jnp.float32)),
+                "ratio_crashed": jnp.mean(crashed.astype(jnp.float32)),
             },
         }

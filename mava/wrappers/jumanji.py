@@ -26,7 +26,7 @@ from jumanji.environments.swarms.search_and_rescue.generator import (
 )
 
 from mava.types import FIRST, LAST, MID, Continuous, Discrete, Observation, TimeStep, array_spec
-from mava.wrappers.base import check_time_limit, first_timestep
+from mava.wrappers.base import check_counts, check_switches, check_time_limit, first_timestep
 
 FIGURE_SIZE = (5.0, 5.0)  # inches of 100 pixels; Jumanji's 10 take five times as long to draw
 
@@ -45,7 +45,7 @@ class RobotWarehouseEnv:
         generator: column_height, shelf_rows, shelf_columns, num_agents, sensor_range,
             request_queue_size.
         """
-        check_time_limit(time_limit)
+        check_counts(time_limit=time_limit, **generator)
         self._env = RobotWarehouse(WarehouseGenerator(**generator), time_limit)
         self.num_agents: int = self._env.num_agents
         self.action_spec = Discrete(5)  # no-op, forward, left, right, toggle load
@@ -111,6 +111,7 @@ class LevelBasedForagingEnv:
         generator: grid_size, fov, num_agents, num_food, max_agent_level, force_coop.
         """
         check_time_limit(time_limit)
+        check_switches(team_reward=team_reward, grid_observation=grid_observation)
         self._env = LevelBasedForaging(
             ForagingGenerator(**generator),
             time_limit=time_limit,
@@ -183,7 +184,7 @@ class ConnectorEnv:
         time_limit: steps after which an episode is cut.
         generator: grid_size, num_agents.
         """
-        check_time_limit(time_limit)
+        check_counts(time_limit=time_limit, **generator)
         self._env = Connector(RandomWalkGenerator(**generator), time_limit=time_limit)
         self.num_agents: int = self._env.num_agents
         self.action_spec = Discrete(5)  # no-op, up, right, down, left
@@ -263,7 +264,7 @@ class CleanerEnv:
         penalty_per_timestep: taken from the reward of every step.
         generator: num_rows, num_cols, num_agents.
         """
-        check_time_limit(time_limit)
+        check_counts(time_limit=time_limit, **generator)
         self._env = Cleaner(CleanerGenerator(**generator), time_limit, penalty_per_timestep)
         self.num_agents: int = self._env.num_agents
         self.action_spec = Discrete(4)  # up, right, down, left
@@ -337,7 +338,7 @@ class SearchAndRescueEnv:
         time_limit: steps after which an episode is cut.
         generator: num_searchers, num_targets.
         """
-        check_time_limit(time_limit)
+        check_counts(time_limit=time_limit, **generator)
         self._env = SearchAndRescue(time_limit=time_limit, generator=SearchGenerator(**generator))
         self.num_agents: int = self._env.num_agents
         self.action_spec = Continuous(2)

@@ -25,8 +25,9 @@ class MultiCvrpEnv:
     Team reward: minus the distance that all vehicles drive in a step, and minus the penalties for
     being early or late; the return is that of the team. The episode ends when all customers are
     served and all vehicles are back (termination, also when that coincides with the limit). At the
-    time limit, which Jumanji calls a termination, it is cut, and the customers left cost what
-    serving them one by one at the end would. It is won if all are served.
+    time limit the customers left cost what serving them one by one at the end would, which stands
+    for all that is to come (termination); if only a vehicle is not back, it is cut (truncation).
+    It is won if all are served.
 
     An action is the next node, the depot first. Where several vehicles choose a customer the first
     of them goes there, the others to the depot. A vehicle that is back when all are served is out
@@ -75,10 +76,12 @@ class MultiCvrpEnv:
         terminated = ~jnp.any(to_serve) & ~jnp.any(away)
         at_limit = _num_steps(new_state) >= self.time_limit
         # Jumanji's own reward at its limit leaves out what the last step cost. Without the charge
-        # for the customers left nothing would be better than to stay in the depot.
+        # for the customers left nothing would be better than to stay in the depot; as it stands for
+        # all that is to come, nothing comes after it.
         reward = at_limit * worst_case_remaining_reward(new_state) - cost
+        charged = at_limit & jnp.any(to_serve)
         step_type = jnp.where(terminated | at_limit, LAST, MID).astype(jnp.int8)
-        return new_state, self._timestep(new_state, step_type, reward, terminated)
+        return new_state, self._timestep(new_state, step_type, reward, terminated | charged)
 
     def draw(self, states: Sequence[Any]) -> Iterator[np.ndarray]:
         """Yields an image (height, width, 3), uint8, of each state."""

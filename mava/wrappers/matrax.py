@@ -32,7 +32,7 @@ class MatraxEnv:
         time_limit: rounds after which an episode is cut; by default Matrax's, 500 in stateless
             games, 1000 in stateful ones.
         """
-        if task.split("-")[0] not in GAMES or task not in registered_environments():
+        if str(task).split("-")[0] not in GAMES or task not in registered_environments():
             raise ValueError(
                 f"task={task} must be Climbing, Penalty-0, -25, -50, -75 or -100, NoConflict-0 to "
                 "-20 or Conflict-0 to -56, and then -stateless-v0 or -stateful-v0."

@@ -219,6 +219,14 @@ def test_mpe_gives_what_its_spec_says(task):
     assert np.abs(steps.observation.agents_view).sum() > 0
 
 
+def test_mpe_knows_its_options():
+    assert MpeEnv("simple_spread_v3", num_agents=4).num_agents == 4
+    with pytest.raises(ValueError, match=r"has no option num_agent; it has .*num_agents"):
+        MpeEnv("simple_spread_v3", num_agent=4)
+    with pytest.raises(ValueError, match="has no option max_steps; it has none"):
+        MpeEnv("simple_facmac_3a_v1", max_steps=3)
+
+
 def test_mpe_pads_agents_that_see_or_can_do_less():
     env = MpeEnv("simple_speaker_listener_v4")  # 3 features and 3 words; 11 features and 5 moves
     _, timestep = env.reset(jax.random.key(0))

@@ -55,6 +55,17 @@ def test_mabrax_falling_is_an_end(cheetah, done, truncation):
     assert bool(env.env._terminated(inner)) == (done == 1 and truncation == 0)
 
 
+@pytest.mark.slow
+def test_mabrax_robots_fall():
+    env = MabraxEnv("hopper_3x1", time_limit=100)
+    state, timestep = jax.jit(env.reset)(jax.random.key(0))
+    step = jax.jit(env.step)
+    while not timestep.last():
+        state, timestep = step(state, jnp.ones((3, 1)))
+    assert timestep.observation.step_count < 100
+    np.testing.assert_array_equal(timestep.discount, 0.0)
+
+
 def test_mabrax_robots_have_scenarios():
     tasks = {
         "ant_4x2": 4,
@@ -115,9 +126,11 @@ def test_robots_that_arrive_win(nav):
     places = state.env_state.pos
     goals = state.env_state.goal.at[0].set(places[0])
     state, timestep = step(put(state, goal=goals), STAND)
-    np.testing.assert_array_equal(timestep.observation.agent_mask, [False, True])
+    np.testing.assert_array_equal(timestep.observation.agent_mask, True)
     np.testing.assert_array_equal(timestep.discount, 1.0)
     assert timestep.step_type == MID
+    driven, _ = step(state, jnp.array([[1.0, 0.0], [-1.0, 0.0]]))  # who arrived still drives
+    assert np.any(driven.env_state.pos[0] != places[0])
     # 4 for the goal; 0.01 less for time; half of a robot's own and half of the mean.
     np.testing.assert_allclose(timestep.reward, [3.0 - 0.01, 1.0 - 0.01], atol=1e-5)
     state, timestep = step(put(state, goal=places), STAND)
@@ -135,6 +148,7 @@ def test_robots_that_crash_lose(nav):
     np.testing.assert_array_equal(timestep.discount, 0.0)
     assert not timestep.extras["won_episode"]
     assert timestep.extras["env_metrics"]["ratio_crashed"] == 1
+    np.testing.assert_array_equal(timestep.observation.agent_mask, False)
     assert (timestep.reward < -4).all()
 
 
@@ -145,6 +159,12 @@ def test_robots_are_cut_at_the_limit(nav):
         assert timestep.step_type == (LAST if i == 2 else MID)
     np.testing.assert_array_equal(timestep.discount, 1.0)
     np.testing.assert_array_equal(timestep.observation.agent_mask, True)
+
+
+def test_bad_fractions_are_refused():
+    for option in ({"fill": 2}, {"individual_reward": -0.5}):
+        with pytest.raises(ValueError, match="must be between 0 and 1"):
+            JaxNavEnv(**option)
 
 
 def test_robots_take_both_kinds_of_actions(nav):

@@ -105,6 +105,33 @@ def test_warehouse_collision_at_the_time_limit_terminates(warehouse, warehouse_s
     np.testing.assert_array_equal(timestep.discount, 0.0)
 
 
+@pytest.mark.parametrize("is_requested", [True, False])
+def test_warehouse_pays_a_delivery_once(warehouse, warehouse_step, is_requested):
+    """A robot carries a shelf onto a goal and stands there."""
+    state, _ = warehouse.reset(jax.random.key(0))
+    goal = warehouse._env.goals[0]  # (column, row), at the lower edge
+    row, column = int(goal[1]), int(goal[0])
+    state = place(state, (row - 1, 0), (column, 0), (2, 0))
+    carrying = state.agents.is_carrying.at[0].set(1)
+    position = state.shelves.position
+    position = position._replace(x=position.x.at[0].set(row - 1), y=position.y.at[0].set(column))
+    requested = state.shelves.is_requested.at[0].set(is_requested)
+    shelves = state.shelves._replace(position=position, is_requested=requested)
+    queue = jnp.array([0, 1]) if is_requested else jnp.array([1, 2])
+    grid = state.grid.at[0].set(jnp.where(state.grid[0] == 1, 0, state.grid[0]))
+    state = state.replace(
+        agents=state.agents._replace(is_carrying=carrying),
+        shelves=shelves,
+        request_queue=queue.astype(state.request_queue.dtype),
+        grid=grid.at[0, row - 1, column].set(1),
+    )
+    rewards = []
+    for action in (FORWARD, NOOP, NOOP):
+        state, timestep = warehouse_step(state, jnp.array([action, NOOP]))
+        rewards.append(timestep.reward.tolist())
+    assert rewards == [[float(is_requested)] * 2, [0.0, 0.0], [0.0, 0.0]]
+
+
 def foraging(**options):
     return LevelBasedForagingEnv(
         grid_size=8, fov=8, num_agents=2, num_food=2, max_agent_level=2, force_coop=True, **options
@@ -221,6 +248,26 @@ def test_connector_ends_when_all_are_connected():
     assert timestep.extras["won_episode"]
 
 
+def test_connector_ends_at_its_limit_if_all_are_connected_then():
+    env, state = two_agents([(0, 0), (4, 0)], [(0, 1), (4, 1)])
+    state = state.replace(step_count=jnp.int32(3))
+    _, timestep = env.step(state, jnp.array([2, 2]))
+    assert timestep.step_type == LAST
+    np.testing.assert_array_equal(timestep.discount, 0.0)
+
+
+def test_connector_ends_when_the_last_is_blocked():
+    """One is connected; the other has its own path on every side but its last way's."""
+    env, state = two_agents([(0, 0), (4, 0)], [(0, 1), (2, 2)])
+    walls = state.grid.at[3, 0].set(2).at[4, 2].set(2).at[3, 1].set(2)
+    state = state.replace(grid=walls, action_mask=get_action_masks(state.agents, walls))
+    _, timestep = env.step(state, jnp.array([2, 2]))
+    np.testing.assert_array_equal(timestep.observation.agent_mask, False)
+    assert timestep.step_type == LAST
+    np.testing.assert_array_equal(timestep.discount, 0.0)
+    assert not timestep.extras["won_episode"]
+
+
 def test_connector_is_cut_at_its_limit():
     env, state = two_agents([(0, 0), (4, 0)], [(0, 4), (4, 4)])
     for _ in range(4):
@@ -273,7 +320,8 @@ def test_search_ends_when_all_is_found_or_is_cut(all_found, at_limit):
 LAZY = """
 import sys
 import mava.experiment, mava.wrappers.jumanji
-assert not {"jaxmarl", "brax", "distrax", "tensorboardX"} & {x.split(".")[0] for x in sys.modules}
+imported = {x.split(".")[0] for x in sys.modules}
+assert not {"jaxmarl", "brax", "matrax", "distrax", "tensorboardX"} & imported
 """
 
 

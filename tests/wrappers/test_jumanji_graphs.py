@@ -131,7 +131,7 @@ def test_customers_left_at_the_limit_are_charged(two_vehicles, time_limit):
         np.testing.assert_array_equal(timestep.reward, 0.0)
     assert cut.step_type == LAST
     np.testing.assert_allclose(cut.reward, [-31.0, -31.0], rtol=1e-6)
-    np.testing.assert_array_equal(cut.discount, 1.0)
+    np.testing.assert_array_equal(cut.discount, 0.0)  # the charge stands for what is to come
     assert not cut.extras["won_episode"]
 
 
