@@ -214,6 +214,7 @@ def build(
         plan = make_plan(run, steps_per_update, devices)
     else:
         plan = plan_rest(run, steps_per_update, stored)
+    env.num_streams = len(plan.devices) * plan.num_replicas
     config = dataclasses.replace(
         run.system, num_updates=plan.num_updates, total_timesteps=plan.total_steps
     )
