@@ -344,6 +344,10 @@ def test_memory_does_not_grow_with_the_updates_of_a_block():
         ("ff_ippo", ("env=mpe", "env/scenario=simple_speaker_listener_v4")),
         ("ff_mappo", ("env=mpe", "env.kwargs.action_type=continuous", "env.kwargs.time_limit=5")),
         ("ff_ippo", ("env=rover_tower",)),
+        ("ff_maac", ("env=rover_tower",)),
+        ("ff_maac", ("env=smax", "env.kwargs.time_limit=8", "network.policies=shared")),
+        ("ff_maac", ("env=lbf", "system.lagged_critic=true", "system.overlap_collection=true")),
+        ("ff_maac", ("env=mpe", "env/scenario=simple_speaker_listener_v4")),
         ("rec_mappo", ("env=treasure_collection", "env.kwargs.time_limit=10")),
     ],
 )

@@ -603,4 +603,4 @@ def make_system(
 
 
 if __name__ == "__main__":
-    experiment.main(__file__, network="maac")
+    experiment.main(__file__, network="maac", arch="anakin_12")
