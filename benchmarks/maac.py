@@ -3,11 +3,11 @@
     taskset -c 0 python benchmarks/maac.py --json out.json
 
 An update is one batch drawn from the buffer and one step of critic, policies and targets: batch
-1024, width 128, 4 heads. APS is agents * updates / second, by CPU and by wall time. One row each for
-Rover-Tower with 4, 8 and 16 agents and Treasure Collection with 8, in the plain and in the lagged
-form:
-- fraction of bound: seconds of the dense layers' bare matrix products, forward and for the gradients
-  that are needed, of the same shapes, timed in the same process, over those of the update; CPU time;
+1024, width 128, 4 heads. APS is agents * updates / second, by CPU and by wall time. One row each
+for Rover-Tower with 4, 8 and 16 agents and Treasure Collection with 8, in the plain and in the
+lagged form:
+- fraction of bound: CPU seconds of the dense layers' bare matrix products, forward and for the
+  gradients that are needed, of the same shapes, timed in the same process, over the update's;
 - collection: a whole update's rollout and storing, system.rollout_length steps of all environments,
   against which stand system.num_gradient_steps updates of the networks.
 """
@@ -15,6 +15,7 @@ form:
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import time
 from collections import Counter
@@ -68,7 +69,7 @@ def compile_loop(body: Callable[[Any], Any], carry: Any) -> tuple[Callable[[int]
     def loop(n: jax.Array, carry: Any) -> Any:
         return jax.lax.fori_loop(0, n, lambda i, c: body(c), carry)
 
-    options = cpu_compiler_options(False) if jax.default_backend() == "cpu" else None
+    options: Any = cpu_compiler_options(False) if jax.default_backend() == "cpu" else None
     start = time.perf_counter()
     program = jax.jit(loop).lower(np.int32(1), carry).compile(options)
     seconds = time.perf_counter() - start
@@ -86,14 +87,15 @@ def over_axes(function: Callable, *arguments: Any) -> Any:
 def bare_seconds(algo: Any) -> float:
     """Returns the CPU seconds of all products of the dense layers in an update."""
     config, num_agents = algo.config, algo.env.num_agents
-    num_features, num_actions = algo.env.observation_spec.agents_view.shape[1], max(
-        action_sizes(algo.env)
+    num_features, num_actions = (
+        algo.env.observation_spec.agents_view.shape[1],
+        max(action_sizes(algo.env)),
     )
     size = algo.critic.hidden_dim
     inner = [(size, size)] * 5  # query, key, value, both halves of the first layer of a head
     critic = [(num_features, size), (num_features + num_actions, size), *inner, (size, num_actions)]
     sizes = (num_features, *algo.actor.layer_sizes, num_actions)
-    actor = list(zip(sizes[:-1], sizes[1:], strict=True))
+    actor = list(itertools.pairwise(sizes))
     products: Counter = Counter()
     products.update([("forward", *shape) for shape in 3 * critic + 2 * actor])
     products.update([("weights", *shape) for shape in critic + actor])
@@ -145,9 +147,7 @@ def benchmark(module: Any, env_name: str, task: str, lagged: bool, overrides: li
         run = configuration.parse(compose("mava", options), Path(module.__file__))
     env, system, _ = experiment.build(module, run)
     algo = system.update.args[0]  # type: ignore[attr-defined]
-    algo_of_one = algo._replace(
-        config=dataclasses.replace(algo.config, num_gradient_steps=1)
-    )
+    algo_of_one = algo._replace(config=dataclasses.replace(algo.config, num_gradient_steps=1))
     learner_state = jax.jit(system.init)(jax.random.key(0))
     actor_state = jax.jit(system.reset)(jax.random.key(1))
 

@@ -183,7 +183,7 @@ def values(
     """Returns Q of each agent's action (B, N) and of all that it could have done (B, N, A), and its
     attention, from normalised views (B, N, O) and actions (B, N).
     """
-    one_hot = jax.nn.one_hot(action, algo.env.action_spec.num_actions)
+    one_hot = jax.nn.one_hot(action, algo.actor.num_actions)
     one_hot = normalise(one_hot, statistics(one_hot, algo.env.num_agents))
     of_all, attention = algo.critic.apply(critic_params, views, one_hot)
     return jnp.take_along_axis(of_all, action[..., None], axis=-1)[..., 0], of_all, attention
@@ -302,12 +302,13 @@ def critic_loss(
     error = jnp.sum(jnp.mean((value - target) ** 2, axis=0))
     of_agents = jnp.exp(attention.log_weights) * attention.log_weights  # (N, N, H, B)
     entropy = -jnp.sum(jnp.mean(of_agents, axis=(0, 3)), axis=0)  # (H,)
+    loss = error + algo.config.attention_coef * penalty
     metrics = {
-        "q_loss": error / num_agents,
+        "critic_loss": loss,
         "q_mean": jnp.mean(value),
         **{f"attention_entropy_{head}": x for head, x in enumerate(entropy)},
     }
-    return error + algo.config.attention_coef * penalty, metrics
+    return loss, metrics
 
 
 def actor_loss(
@@ -516,9 +517,7 @@ def reset(algo: Algorithm, key: jax.Array) -> ActorState:
         reward_variance=jnp.zeros((num_rollouts, num_agents)),
         num_rollouts=jnp.int32(0),
     )
-    return ActorState(
-        key=key, env_state=env_state, observation=timestep.observation, buffer=replay
-    )
+    return ActorState(key=key, env_state=env_state, observation=timestep.observation, buffer=replay)
 
 
 def act(
@@ -558,8 +557,8 @@ def make_system(
     num_samples = capacity(config, env) * steps_per_update
     if num_samples * env.num_streams < config.batch_size or num_samples < steps_per_update:
         raise ValueError(
-            f"buffer_size={config.buffer_size} must hold whole rollouts of {steps_per_update} steps "
-            f"on all {env.num_streams} devices and replicas, and batch_size={config.batch_size}."
+            f"buffer_size={config.buffer_size} must hold a batch_size={config.batch_size}, and on "
+            f"each of {env.num_streams} devices and replicas whole rollouts of {steps_per_update}."
         )
     if networks["policies"] not in ("per_agent", "shared"):
         raise ValueError(f"network.policies={networks['policies']} must be per_agent or shared.")

@@ -59,7 +59,7 @@ def action_sizes(env: Any) -> tuple[int, ...]:
 
 
 def _first_with(env: Any, name: str) -> Any:
-    """Returns the outermost of these wrappers and their environment that has an attribute, or None."""
+    """Returns the outermost of an environment and its wrappers with that attribute, or None."""
     while not hasattr(env, name) and hasattr(env, "env"):
         env = env.env
     return env if hasattr(env, name) else None

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mava.environments.rover_tower import RoverTower
+from mava.environments.treasure_collection import TreasureCollection
 from mava.networks import AttentionCritic, StackedDense, StackedMLP
 from mava.wrappers.base import action_sizes, view_sizes
 from mava.wrappers.episode_metrics import EpisodeMetrics
 from mava.wrappers.observation import AgentIds, GlobalState
-from mava.environments.rover_tower import RoverTower
-from mava.environments.treasure_collection import TreasureCollection
 
 SIZES, ACTIONS = (5, 5, 3), (4, 2, 4)  # of views of 5 features and 4 actions
 

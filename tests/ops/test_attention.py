@@ -30,7 +30,9 @@ def by_loops(query, key, value):
     return output, logits, weights
 
 
-@pytest.mark.parametrize(("num_agents", "num_samples"), [(2, 3), (3, 6), (4, 65), (8, 128), (16, 2)])
+@pytest.mark.parametrize(
+    ("num_agents", "num_samples"), [(2, 3), (3, 6), (4, 65), (8, 128), (16, 2)]
+)
 def test_equals_plain_loops(num_agents, num_samples):
     arguments = inputs(num_agents, num_samples)
     result = jax.jit(attend)(*arguments)
