@@ -8,8 +8,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hydra import compose, initialize_config_module
+from jax.flatten_util import ravel_pytree
 
 import tests.environments
 from mava import config as configuration
@@ -264,6 +266,23 @@ def test_split_over_devices_or_replicas_it_is_the_same(
             state = jax.tree.map(lambda x: x[0, 0], result)
         ends.append((state.params, metrics["critic_grad_norm"][0, 0]))
     close(*ends, 1e-5)
+
+
+def test_each_policy_is_clipped_alone_and_the_critic_as_a_whole():
+    """Seen in Adam's first moment, a tenth of the gradient: a first step shows its signs alone."""
+    record = np.load(RECORD)
+    options = {"actor_max_grad_norm": 1e-4, "critic_max_grad_norm": 1e-3, "critic_weight_decay": 0}
+    algo = make_algo(Uneven(), 32, **options)
+    state = recorded_state(algo, record)
+    after, _ = run_step(algo, state, recorded_sample(record))
+    moments = {}
+    for name in ("actor", "critic"):
+        (moment,) = optax.tree.get_all_with_path(getattr(after.optim_states, name), "mu")
+        unravel = ravel_pytree(getattr(state.params.online, name))[1]
+        moments[name] = unravel(10 * moment[1][0, 0])
+    norms = jax.vmap(optax.tree.norm)(moments["actor"])
+    np.testing.assert_allclose(norms, np.full(4, 1e-4), rtol=0.02)
+    np.testing.assert_allclose(optax.tree.norm(moments["critic"]), 4e-3, rtol=1e-3)
 
 
 def test_lagged_policies_learn_from_the_critic_of_one_step_before(monkeypatch):
