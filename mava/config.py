@@ -152,7 +152,7 @@ def load_system(path: str, name: str | None = None) -> ModuleType:
     return module
 
 
-def register(config_class: type, system_name: str, network: str) -> None:
+def register(config_class: type, system_name: str, network: str, arch: str = "anakin") -> None:
     """Makes Hydra know the schemas, the system's Config and the defaults of the main config."""
     fields = {field.name for field in dataclasses.fields(config_class)}
     missing = [name for name in SYSTEM_FIELDS if name not in fields]
@@ -163,7 +163,7 @@ def register(config_class: type, system_name: str, network: str) -> None:
     for group, schema in (("arch", Arch), ("logger", LoggerConfig)):
         store.store(group=group, name="schema", node=schema_of(schema))
     defaults = [
-        {"arch": "anakin"},
+        {"arch": arch},
         {"system": "default"},
         {"env": "rware"},
         {"network": network},

@@ -43,12 +43,13 @@ from mava.wrappers.observation import AgentIds, FlatViews, GlobalState
 from mava.wrappers.vector import VectorEnv
 
 
-def main(file: str, network: str) -> None:
+def main(file: str, network: str, arch: str = "anakin") -> None:
     """The command line of a system file: `experiment.main(__file__, network="mlp")`.
 
     Args:
         file: the system file; its stem names the system. It defines `Config` and `make_system`.
         network: the config in configs/network used unless another is chosen.
+        arch: that in configs/arch.
     """
     import hydra
 
@@ -58,7 +59,7 @@ def main(file: str, network: str) -> None:
         if folder is not None and not flags:  # what is composed here is not what is stored there
             resume(Path(folder), Path(file).stem, overrides)
             return
-        configuration.register(module.Config, Path(file).stem, network)
+        configuration.register(module.Config, Path(file).stem, network, arch)
         job = functools.partial(run_job, file)
         job.__module__ = Path(file).stem  # Hydra names the job after it
         hydra.main(version_base=None, config_path="pkg://mava.configs", config_name="mava")(job)()
@@ -221,6 +222,7 @@ def build(
         plan = make_plan(run, steps_per_update, devices)
     else:
         plan = plan_rest(run, steps_per_update, stored)
+    env.num_streams = len(plan.devices) * plan.num_replicas
     config = dataclasses.replace(
         run.system, num_updates=plan.num_updates, total_timesteps=plan.total_steps
     )

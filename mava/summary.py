@@ -19,8 +19,14 @@ def summarise_episodes(values: dict[str, np.ndarray]) -> dict[str, float]:
     }
 
 
-def summarise_training(metrics: Metrics) -> dict[str, float]:
-    """Returns the means of a block; a name without a single count is left out."""
+def summarise_training(metrics: Metrics, seconds: float) -> dict[str, float]:
+    """Returns the means of a block, and the rates of what is counted `_per_second`; a name without
+    a single count is left out.
+
+    Args:
+        metrics: of the block.
+        seconds: that it took.
+    """
     summary = {}
     for name, stats in metrics.episodes.items():
         if stats.count > 0:
@@ -33,7 +39,7 @@ def summarise_training(metrics: Metrics) -> dict[str, float]:
             summary["num_episodes"] = float(stats.count)
     for name, (total, count) in metrics.learn.items():
         if count > 0:
-            summary[name] = float(total / count)
+            summary[name] = float(total / (seconds if name.endswith("_per_second") else count))
     return summary
 
 

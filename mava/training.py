@@ -145,7 +145,7 @@ class Training:
             steps_per_second=block_steps / (now - start),
             elapsed=now - self.start_time,
         )
-        trained = summarise_training(jax.device_get(metrics))
+        trained = summarise_training(jax.device_get(metrics), now - start)
         trained["steps_per_second"] = progress.steps_per_second
         progress = dataclasses.replace(progress, trained=trained, evaluated={})
         self.snapshot = Snapshot(learner_state, actor_state, self.snapshot.best_params, progress)

@@ -107,6 +107,8 @@ class Metrics(PyTreeNode, kw_only=True):
     """What one update reports, already the same on every device and replica.
 
     Every floating-point `learn` entry is watched: a NaN or an infinity in one stops the run.
+    It is logged as sum / count, but for a name that ends in `_per_second`, as sum / seconds; not
+    at all while the count is 0.
     """
 
     episodes: dict[str, EpisodeStats]

@@ -36,11 +36,25 @@ TINY_RNN = (
 )
 
 
+TINY_MAAC = (
+    *TINY[:6],
+    "system.batch_size=32",
+    "system.buffer_size=256",
+    "system.num_gradient_steps=2",
+    "network.actor_network.policy.layer_sizes=[16]",
+    "network.critic_network.attention.hidden_dim=16",
+)
+
+
 def tiny(system: str) -> tuple[str, ...]:
+    if system == "ff_maac":
+        return TINY_MAAC
     return TINY_RNN if is_recurrent(system) else TINY
 
 
 def network_of(system: str) -> str:
+    if system == "ff_maac":
+        return "maac"
     return "rnn" if is_recurrent(system) else "mlp"
 
 

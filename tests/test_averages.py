@@ -38,7 +38,7 @@ def test_forgotten_metrics_are_refused(monkeypatch):
 def test_the_right_update_needs_no_second_look(monkeypatch):
     """`varying_axes` alone clears a correct system: the slow check is never asked."""
     monkeypatch.setattr(programs, "check_averages", None)
-    for name in ("ff_ippo", "ff_mappo", "rec_ippo", "rec_mappo"):
+    for name in ("ff_ippo", "ff_mappo", "rec_ippo", "rec_mappo", "ff_maac"):
         options = (*tiny(name), "arch.num_devices=1")
         compile_all(system_module(name), make_run(name, *options, probe="RightAction"))
 

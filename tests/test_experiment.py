@@ -338,9 +338,11 @@ def test_memory_does_not_grow_with_the_updates_of_a_block():
     [
         ("rec_mappo", ("env=smax", "network=lstm", "env.kwargs.time_limit=8")),
         ("rec_ippo", ("env=rware", "system.recurrent_chunk_size=4")),
+        ("ff_maac", ("env=smax", "env.kwargs.time_limit=8", "network.policies=shared")),
+        ("ff_maac", ("env=lbf", "system.lagged_critic=true", "system.overlap_collection=true")),
     ],
 )
-def test_memories_from_training_to_the_record(system, overrides, tmp_path):
+def test_systems_from_training_to_the_record(system, overrides, tmp_path):
     train(system, *tiny(system), *overrides, "logger.use_console=false", "logger.use_tb=false",
           "arch.num_devices=1", f"logger.base_exp_path={tmp_path}")  # fmt: skip
     record = read_metrics(tmp_path)

@@ -80,6 +80,7 @@ def same_end(first, second):
         ("ff_mappo", 2, 1),
         ("rec_ippo", 1, 1),
         ("rec_mappo", 2, 2),
+        ("ff_maac", 2, 2),
     ],
 )
 def test_killed_and_stopped_runs_end_like_one_that_was_not(

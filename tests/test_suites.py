@@ -70,20 +70,30 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("system", PPO)
+@pytest.mark.parametrize(
+    ("system", "kind"),
+    [(system, kind) for system in PPO for kind in KINDS]
+    + [("ff_maac", kind) for kind in ("discrete", "unequal", "grid")],
+)
 def test_every_system_trains_every_kind(system, kind, tmp_path):
-    overrides = KINDS[kind]
+    overrides = [x for x in KINDS[kind] if system in PPO or x != "network=cnn"]
     if is_recurrent(system):
         overrides = [x.replace("network=cnn", "network=cnn_rnn") for x in overrides]
     run(system, overrides, tmp_path, probe="RightPair" if kind == "multi-discrete" else None)
 
 
+WITH_DISCRETE_ACTIONS = sorted({*ENVS} - {"mabrax", "search_and_rescue"})
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("env", ENVS)
-@pytest.mark.parametrize("system", PPO)
+@pytest.mark.parametrize(
+    ("system", "env"),
+    [(system, env) for system in PPO for env in ENVS]
+    + [("ff_maac", env) for env in WITH_DISCRETE_ACTIONS],
+)
 def test_every_system_trains_every_environment(system, env, tmp_path):
-    run(system, options(env), tmp_path)
+    discrete = ["env.kwargs.action_type=discrete"] if (system, env) == ("ff_maac", "jaxnav") else []
+    run(system, [*options(env), *discrete], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 or values, actors and critics join the two.
 """
 
+from mava.networks.attention import AttentionCritic, StackedDense, StackedMLP
 from mava.networks.feed_forward import FeedForwardActor, FeedForwardCritic
 from mava.networks.heads import (
     CategoricalHead,
@@ -14,6 +15,7 @@ from mava.networks.recurrent import RecurrentActor, RecurrentCritic, RecurrentTo
 from mava.networks.torsos import CNNTorso, MLPTorso
 
 __all__ = [
+    "AttentionCritic",
     "CNNTorso",
     "CategoricalHead",
     "FeedForwardActor",
@@ -23,6 +25,8 @@ __all__ = [
     "RecurrentActor",
     "RecurrentCritic",
     "RecurrentTorso",
+    "StackedDense",
+    "StackedMLP",
     "TanhNormalHead",
     "ValueHead",
     "make_action_head",

@@ -27,6 +27,11 @@ def pmean(tree: Tree) -> Tree:
     return _as_one_vector(jax.lax.pmean, tree)
 
 
+def everywhere(flag: jax.Array) -> jax.Array:
+    """Returns whether a bool () is set on every device and replica: a predicate for `cond`."""
+    return jax.lax.pmin(flag.astype(jnp.int32), AXES) > 0
+
+
 def episode_stats(value: jax.Array, finished: jax.Array) -> EpisodeStats:
     """Returns the statistics of `value` (any shape) where `finished` (bool, same shape) is set."""
     return EpisodeStats(

@@ -1,5 +1,6 @@
 """What every wrapper forwards, and what environments share."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -46,6 +47,36 @@ def first_timestep(observation: Observation, extras: dict[str, Any]) -> TimeStep
         observation=observation,
         extras=extras,
     )
+
+
+def view_sizes(env: Any) -> tuple[int, ...]:
+    """Returns how many features of each agent's view, (N,), are not padding at the end of it.
+
+    An environment whose agents differ says so in `view_sizes`; wrappers only add features.
+    """
+    inner = _first_with(env, "view_sizes")
+    num_agents, *axes = env.observation_spec.agents_view.shape
+    num_features = math.prod(axes)
+    if inner is None:
+        return (num_features,) * num_agents
+    padded = inner.observation_spec.agents_view.shape[-1]
+    return tuple(num_features - (padded - size) for size in inner.view_sizes)
+
+
+def action_sizes(env: Any) -> tuple[int, ...]:
+    """Returns how many of the discrete actions each agent has, (N,): those that it never has come
+    last. An environment whose agents differ says so in `action_sizes`.
+    """
+    inner = _first_with(env, "action_sizes")
+    sizes = None if inner is None else inner.action_sizes
+    return sizes or (env.action_spec.num_actions,) * env.num_agents
+
+
+def _first_with(env: Any, name: str) -> Any:
+    """Returns the outermost of an environment and its wrappers with that attribute, or None."""
+    while not hasattr(env, name) and hasattr(env, "env"):
+        env = env.env
+    return env if hasattr(env, name) else None
 
 
 class Wrapper:

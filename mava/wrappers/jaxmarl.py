@@ -332,8 +332,10 @@ class MpeEnv(JaxMarlEnv):
         self._sizes = sizes
         self._action_mask = np.arange(max(sizes)) < np.array(sizes)[:, None]  # (N, A) or (N, D)
         action_spec: ActionSpec = (Continuous if self._continuous else Discrete)(max(sizes))
-        view_size = max(views[agent].size for agent in agents)
-        super().__init__(env, (view_size,), action_spec, time_limit, agents)
+        # Of each agent, without padding.
+        self.view_sizes = tuple(views[agent].size for agent in agents)
+        self.action_sizes = tuple(sizes)
+        super().__init__(env, (max(self.view_sizes),), action_spec, time_limit, agents)
 
     def draw(self, states: Sequence[JaxMarlState]) -> Iterator[np.ndarray]:
         """Yields an image (height, width, 3), uint8, of each state."""

@@ -49,10 +49,11 @@ class MabraxEnv(JaxMarlEnv):
                 )
         finally:
             mujoco.set_mju_user_warning(None)
-        view_sizes = [env.observation_space(agent).shape[0] for agent in env.agents]
+        # Of each agent, without padding.
+        self.view_sizes = tuple(env.observation_space(agent).shape[0] for agent in env.agents)
         self._sizes = [env.action_space(agent).shape[0] for agent in env.agents]
         self._action_mask = np.arange(max(self._sizes)) < np.array(self._sizes)[:, None]  # (N, D)
-        super().__init__(env, (max(view_sizes),), Continuous(max(self._sizes)), time_limit)
+        super().__init__(env, (max(self.view_sizes),), Continuous(max(self._sizes)), time_limit)
 
     @property
     def observation_spec(self) -> Observation:

@@ -28,6 +28,8 @@ class VectorEnv:
     `extras["next_observation"]` is the step's true successor, for finished copies too.
     """
 
+    num_streams = 1  # of these, side by side on all devices and replicas; the experiment says
+
     def __init__(self, env: MarlEnv, num_envs: int) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs} must be at least 1.")
