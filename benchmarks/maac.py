@@ -100,7 +100,9 @@ def bare_seconds(algo: Any) -> float:
     products.update([("forward", *shape) for shape in 3 * critic + 2 * actor])
     products.update([("weights", *shape) for shape in critic + actor])
     products.update([("inputs", *shape) for shape in critic[2:] + actor[1:]])  # not of the views
-    if config.lagged_critic:  # what the state alone goes through is done once less
+    if (
+        config.lagged_critic and config.num_chunks == 1
+    ):  # what the state alone goes through is done once less
         products.subtract([("forward", num_features, size), *2 * [("forward", size, size)]])
     total = 0.0
     for (kind, inputs, outputs), count in products.items():

@@ -37,6 +37,9 @@ class Config:
     rollout_length: int = 8  # T
     num_gradient_steps: int = 4  # G: in an update, once the buffer holds a batch
     batch_size: int = 1024  # transitions of a gradient step, over all devices and replicas
+    # Parts of a batch that go through the critic one after the other: what is between its layers
+    # stays in the cache of a CPU. With 1, on an accelerator, a lagged critic's work is shared.
+    num_chunks: int = 4
     # Transitions kept, over all devices and replicas; whole rollouts, so it may be a bit fewer.
     buffer_size: int = 1_000_000
     actor_lr: float = 1e-3  # of Adam, > 0
@@ -58,7 +61,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name in ("num_updates", "update_batch_size", "rollout_length", "num_gradient_steps",
-                     "batch_size", "buffer_size"):  # fmt: skip
+                     "batch_size", "num_chunks", "buffer_size"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
         for name in ("actor_lr", "critic_lr", "tau", "reward_scale", "actor_max_grad_norm",
@@ -177,16 +180,30 @@ def policies(
     return Categorical.masked(logits, action_mask), logits
 
 
-def values(
-    algo: Algorithm, critic_params: Any, views: jax.Array, action: jax.Array
-) -> tuple[jax.Array, jax.Array, Any]:
-    """Returns Q of each agent's action (B, N) and of all that it could have done (B, N, A), and its
-    attention, from normalised views (B, N, O) and actions (B, N).
+def one_hot(algo: Algorithm, action: jax.Array) -> jax.Array:
+    """Returns actions (B, N) as the critic sees them: one-hot and normalised, (B, N, A)."""
+    actions = jax.nn.one_hot(action, algo.actor.num_actions)
+    return normalise(actions, statistics(actions, algo.env.num_agents))
+
+
+def in_chunks(algo: Algorithm, batch: Any) -> Any:
+    """Returns arrays (B, ...) as (num_chunks, B / num_chunks, ...)."""
+    num_chunks = algo.config.num_chunks
+    return jax.tree.map(lambda x: x.reshape(num_chunks, -1, *x.shape[1:]), batch)
+
+
+def values(algo: Algorithm, critic_params: Any, views: jax.Array, action: jax.Array) -> jax.Array:
+    """Returns Q of all that each agent could do (B, N, A), given the others' actions (B, N) and
+    normalised views (B, N, O).
     """
-    one_hot = jax.nn.one_hot(action, algo.actor.num_actions)
-    one_hot = normalise(one_hot, statistics(one_hot, algo.env.num_agents))
-    of_all, attention = algo.critic.apply(critic_params, views, one_hot)
-    return jnp.take_along_axis(of_all, action[..., None], axis=-1)[..., 0], of_all, attention
+    chunks = in_chunks(algo, (views, one_hot(algo, action)))
+    of_chunks = jax.lax.map(lambda x: algo.critic.apply(critic_params, *x)[0], chunks)
+    return of_chunks.reshape(*action.shape, -1)
+
+
+def of_action(values: jax.Array, action: jax.Array) -> jax.Array:
+    """Returns those of the values (B, N, A) that belong to actions (B, N)."""
+    return jnp.take_along_axis(values, action[..., None], axis=-1)[..., 0]
 
 
 def rollout(
@@ -282,19 +299,33 @@ def targets(
     """
     policy, _ = policies(algo, target.actor, views.actor, sample.next_action_mask)
     action = policy.sample(key)
-    value, _, _ = values(algo, target.critic, views.critic, action)
+    value = of_action(values(algo, target.critic, views.critic, action), action)
     bonus = -policy.log_prob(action) / algo.config.reward_scale
     return sample.reward + algo.config.gamma * sample.discount * value + bonus
 
 
 def critic_loss(
-    critic_params: Any, algo: Algorithm, sample: Sample, views: jax.Array, target: jax.Array
+    critic_params: Any,
+    algo: Algorithm,
+    views: jax.Array,
+    actions: jax.Array,
+    action: jax.Array,
+    target: jax.Array,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Returns the sum over agents of the squared errors (eq. 6) and the penalty of large logits,
     and metrics. An agent out of the game counts, too: the values from before it left bootstrap from
     those after.
+
+    Args:
+        critic_params: parameters of the critic.
+        algo: the fixed parts.
+        views: (B, N, O), normalised.
+        actions: (B, N, A), as `one_hot` makes them of
+        action: (B, N), int32.
+        target: (B, N): what their values should be.
     """
-    value, _, attention = values(algo, critic_params, views, sample.action)
+    of_all, attention = algo.critic.apply(critic_params, views, actions)
+    value = of_action(of_all, action)
     num_agents = algo.env.num_agents
     others = ~jnp.eye(num_agents, dtype=bool)[:, :, None, None]  # (N, N, 1, 1)
     squares = jnp.mean(jnp.where(others, attention.logits**2, 0.0), axis=-1)  # (N, N, H)
@@ -325,10 +356,11 @@ def actor_loss(
     policy, logits = policies(algo, actor_params, views.actor, sample.action_mask)
     action = policy.sample(key)
     log_prob = policy.log_prob(action)  # (B, N)
-    value, of_all, _ = values(algo, critic_params, views.critic, action)
+    of_all = values(algo, critic_params, views.critic, action)
     # What the agent can expect of its policy while the others do as they did (eq. 9).
     baseline = jnp.sum(jnp.exp(policy.log_probs) * of_all, axis=-1)
-    cost = jax.lax.stop_gradient(log_prob / algo.config.reward_scale - (value - baseline))
+    advantage = of_action(of_all, action) - baseline
+    cost = jax.lax.stop_gradient(log_prob / algo.config.reward_scale - advantage)
     in_game = sample.agent_mask.astype(log_prob.dtype)
     weight = in_game / jnp.maximum(pmean(jnp.mean(in_game, axis=0)), 1e-6)
     legal = sample.action_mask
@@ -347,9 +379,12 @@ def learn_critic(
     target: jax.Array,
 ) -> tuple[Any, optax.OptState, dict[str, jax.Array]]:
     """Returns the critic's parameters and optimiser state after a gradient step, and metrics."""
-    (_, metrics), grads = jax.value_and_grad(critic_loss, has_aux=True)(
-        state.params.online.critic, algo, sample, views, target
+    inputs = (views, one_hot(algo, sample.action), sample.action, target)
+    gradient = jax.value_and_grad(critic_loss, has_aux=True)
+    of_chunks = jax.lax.map(
+        lambda x: gradient(state.params.online.critic, algo, *x), in_chunks(algo, inputs)
     )
+    (_, metrics), grads = jax.tree.map(lambda x: jnp.mean(x, axis=0), of_chunks)
     # What all agents' losses flow into has its gradient divided by their number, as in the paper's
     # code. Each value depends on the other agents' encoders, and on its own agent's no more.
     layers = pmean(grads["params"])
@@ -549,10 +584,10 @@ def make_system(
         raise ValueError("ff_maac needs an environment with one discrete action for each agent.")
     if num_agents < 2:
         raise ValueError("ff_maac needs at least two agents: each attends to the others.")
-    if config.batch_size % env.num_streams:
+    if config.batch_size % (env.num_streams * config.num_chunks):
         raise ValueError(
-            f"batch_size={config.batch_size} must be divisible by the number of devices and "
-            f"replicas, {env.num_streams}."
+            f"batch_size={config.batch_size} must be divisible by num_chunks={config.num_chunks} "
+            f"times the number of devices and replicas, {env.num_streams}."
         )
     num_samples = capacity(config, env) * steps_per_update
     if num_samples * env.num_streams < config.batch_size or num_samples < steps_per_update:

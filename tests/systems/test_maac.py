@@ -191,10 +191,11 @@ def close(actual, expected, atol):
     jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=atol), actual, expected)
 
 
-def test_one_update_is_the_recorded_one(monkeypatch):
+@pytest.mark.parametrize("num_chunks", [1, 4])
+def test_one_update_is_the_recorded_one(num_chunks, monkeypatch):
     """Targets, losses, gradient norm before clipping, and every parameter after the step."""
     record = np.load(RECORD)
-    algo = make_algo(Uneven(), 32)
+    algo = make_algo(Uneven(), 32, num_chunks=num_chunks)
     recorded_actions(monkeypatch, record)
     y = {}
 
