@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
@@ -17,7 +18,7 @@ from mava import evaluate, experiment, render
 from mava.checkpoints import list_checkpoints
 from mava.experiment import forget_programs
 from tests.conftest import num_memory_maps
-from tests.running import SYSTEMS, TINY, network_of, read_metrics, run_folder, train
+from tests.running import SYSTEMS, TINY, network_of, read_metrics, run_folder, tiny, train
 
 ROOT = SYSTEMS.parent.parent
 CONV = (  # a torso that needs an image
@@ -344,11 +345,12 @@ def test_readme_command_runs(command, fork, tmp_path):
     (tmp_path / "mava").symlink_to(ROOT / "mava")
     (tmp_path / "my_idea.py").write_text(fork.read_text())
     # What is given last counts: the test's own sizes, but for sweeps.
-    tiny = [o for o in TINY if not any(w.startswith(o.split("=")[0] + "=") for w in words)]
-    tiny = [o for o in tiny if "num_updates" not in o or "total_timesteps" not in command]
+    options = tiny(Path(words[0]).stem)
+    options = [o for o in options if not any(w.startswith(o.split("=")[0] + "=") for w in words)]
+    options = [o for o in options if "num_updates" not in o or "total_timesteps" not in command]
     words = [re.sub(r"total_timesteps=.*", "total_timesteps=500", word) for word in words]
     words = [re.sub(r"seed=0,1,2", "seed=0", word) for word in words]
-    process = start(*words, *([] if "--help" in words else tiny), cwd=tmp_path)
+    process = start(*words, *([] if "--help" in words else options), cwd=tmp_path)
     output, error = process.communicate(timeout=600)
     assert process.returncode == 0, error
     if "--help" not in words:
