@@ -97,7 +97,6 @@ class JaxNavEnv(JaxMarlEnv):
         num_agents: int = 2,
         time_limit: int = 500,
         action_type: str = "continuous",
-        map_id: str = "Grid-Rand-Poly",
         map_size: tuple[int, int] = (11, 11),
         fill: float = 0.3,
         num_beams: int = 200,
@@ -107,7 +106,6 @@ class JaxNavEnv(JaxMarlEnv):
         num_agents: robots.
         time_limit: steps of 0.1 s after which an episode is cut.
         action_type: "continuous", the two speeds, or "discrete", 15 pairs of them.
-        map_id: one of JaxMARL's kinds of maps.
         map_size: columns and rows of cells, 1 m each.
         fill: the largest fraction of walls, [0, 1].
         num_beams: of the lidar.
@@ -121,7 +119,7 @@ class JaxNavEnv(JaxMarlEnv):
         with quiet():
             env = suite.JaxNav(
                 num_agents,
-                map_id=map_id,
+                map_id="Grid-Rand-Poly",  # the only one that works for several robots
                 map_params={"map_size": tuple(map_size), "fill": fill},
                 lidar_num_beams=num_beams,
                 max_steps=time_limit,
