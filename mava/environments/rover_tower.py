@@ -18,8 +18,8 @@ from flax.struct import PyTreeNode
 
 from mava.drawing import Disc, draw_discs
 from mava.environments.particles import NUM_MOVES, advance, push
-from mava.types import LAST, MID, Discrete, Observation, TimeStep, array_spec
-from mava.wrappers.base import check_counts, first_timestep
+from mava.types import LAST, MID, Discrete, Observation, TimeStep
+from mava.wrappers.base import check_counts, first_timestep, view_spec
 
 AGENT_RADIUS, LANDMARK_RADIUS = 0.075, 0.04
 NUM_SYMBOLS = NUM_MOVES  # a tower has as many things to say as a rover has moves
@@ -75,12 +75,7 @@ class RoverTower:
 
     @property
     def observation_spec(self) -> Observation:
-        return Observation(
-            agents_view=array_spec((self.num_agents, max(self.view_sizes)), jnp.float32),
-            action_mask=array_spec((self.num_agents, NUM_MOVES), bool),
-            agent_mask=array_spec((self.num_agents,), bool),
-            step_count=array_spec((), jnp.int32),
-        )
+        return view_spec(self, (max(self.view_sizes),))
 
     def reset(self, key: jax.Array) -> tuple[RoverTowerState, TimeStep]:
         agents_key, landmarks_key, pairs_key, goals_key = jax.random.split(key, 4)

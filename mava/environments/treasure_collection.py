@@ -18,8 +18,8 @@ from flax.struct import PyTreeNode
 
 from mava.drawing import Disc, draw_discs
 from mava.environments.particles import NUM_MOVES, advance, distances, push
-from mava.types import LAST, MID, Discrete, Observation, TimeStep, array_spec
-from mava.wrappers.base import check_counts, first_timestep
+from mava.types import LAST, MID, Discrete, Observation, TimeStep
+from mava.wrappers.base import check_counts, first_timestep, view_spec
 
 HUNTER_RADIUS, BANK_RADIUS, TREASURE_RADIUS = 0.05, 0.075, 0.025
 HUNTER_MASS, BANK_MASS = 1.0, 2.25
@@ -118,12 +118,7 @@ class TreasureCollection:
 
     @property
     def observation_spec(self) -> Observation:
-        return Observation(
-            agents_view=array_spec((self.num_agents, max(self.view_sizes)), jnp.float32),
-            action_mask=array_spec((self.num_agents, NUM_MOVES), bool),
-            agent_mask=array_spec((self.num_agents,), bool),
-            step_count=array_spec((), jnp.int32),
-        )
+        return view_spec(self, (max(self.view_sizes),))
 
     def reset(self, key: jax.Array) -> tuple[TreasureCollectionState, TimeStep]:
         key, agents_key, treasures_key = jax.random.split(key, 3)

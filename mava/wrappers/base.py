@@ -1,14 +1,14 @@
 """What every wrapper forwards, and what environments share."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mava.types import FIRST, MarlEnv, Observation, TimeStep
+from mava.types import FIRST, MarlEnv, Observation, TimeStep, array_spec
 
 
 def check_counts(**counts: object) -> None:
@@ -35,6 +35,24 @@ def check_switches(**switches: object) -> None:
 def check_time_limit(time_limit: object) -> None:
     """Raises ValueError if that is no number of steps."""
     check_counts(time_limit=time_limit)
+
+
+def check_known(name: str, value: str, known: Iterable[str]) -> None:
+    """Raises ValueError if the value is none of the known ones."""
+    if value not in known:
+        raise ValueError(f"{name}={value} must be one of {', '.join(known)}.")
+
+
+def view_spec(env: Any, view_shape: tuple[int, ...]) -> Observation:
+    """Returns the observation spec of views (N, *view_shape) without a global state; of `env` are
+    read the number of agents and the actions, one discrete or continuous for each.
+    """
+    return Observation(
+        agents_view=array_spec((env.num_agents, *view_shape), jnp.float32),
+        action_mask=array_spec((env.num_agents, *env.action_spec), bool),
+        agent_mask=array_spec((env.num_agents,), bool),
+        step_count=array_spec((), jnp.int32),
+    )
 
 
 def first_timestep(observation: Observation, extras: dict[str, Any]) -> TimeStep:

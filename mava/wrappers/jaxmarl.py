@@ -28,7 +28,13 @@ from mava.types import (
     TimeStep,
     array_spec,
 )
-from mava.wrappers.base import check_switches, check_time_limit, first_timestep
+from mava.wrappers.base import (
+    check_known,
+    check_switches,
+    check_time_limit,
+    first_timestep,
+    view_spec,
+)
 
 
 @contextmanager
@@ -101,12 +107,7 @@ class JaxMarlEnv:
 
     @property
     def observation_spec(self) -> Observation:
-        return Observation(
-            agents_view=array_spec((self.num_agents, *self._view_shape), jnp.float32),
-            action_mask=array_spec((self.num_agents, *self.action_spec), bool),
-            agent_mask=array_spec((self.num_agents,), bool),
-            step_count=array_spec((), jnp.int32),
-        )
+        return view_spec(self, self._view_shape)
 
     def reset(self, key: jax.Array) -> tuple[JaxMarlState, TimeStep]:
         key, reset_key = jax.random.split(key)
@@ -202,8 +203,7 @@ class SmaxEnv(JaxMarlEnv):
         check_switches(**switches)
         smax = import_suite("smax")
         scenarios = smax.smax_env.MAP_NAME_TO_SCENARIO
-        if scenario not in scenarios:
-            raise ValueError(f"scenario={scenario} must be one of {', '.join(scenarios)}.")
+        check_known("scenario", scenario, scenarios)
         env = smax.HeuristicEnemySMAX(
             scenario=scenarios[scenario],
             max_steps=time_limit,
@@ -303,8 +303,7 @@ class MpeEnv(JaxMarlEnv):
         options: of JaxMARL's environment, such as num_agents and num_landmarks.
         """
         check_time_limit(time_limit)
-        if task not in MPE_TASKS:
-            raise ValueError(f"task={task} must be one of {', '.join(MPE_TASKS)}.")
+        check_known("task", task, MPE_TASKS)
         scripted_prey = task.startswith("simple_facmac")
         action_type = action_type or ("continuous" if scripted_prey else "discrete")
         if action_type not in ("discrete", "continuous"):
@@ -329,7 +328,6 @@ class MpeEnv(JaxMarlEnv):
         spaces = [env.action_space(agent) for agent in agents]
         self._continuous = action_type == "continuous"
         sizes = [space.shape[0] if self._continuous else space.n for space in spaces]
-        self._sizes = sizes
         self._action_mask = np.arange(max(sizes)) < np.array(sizes)[:, None]  # (N, A) or (N, D)
         action_spec: ActionSpec = (Continuous if self._continuous else Discrete)(max(sizes))
         # Of each agent, without padding.
@@ -351,7 +349,7 @@ class MpeEnv(JaxMarlEnv):
     def _actions(self, action: jax.Array) -> dict[Any, jax.Array]:
         chosen = list(action)
         if self._continuous:  # JaxMARL's are in [0, 1]
-            chosen = [(x[:size] + 1) / 2 for x, size in zip(action, self._sizes, strict=True)]
+            chosen = [(x[:size] + 1) / 2 for x, size in zip(action, self.action_sizes, strict=True)]
         idle = {agent: jnp.zeros(5) for agent in self._prey}
         return {**dict(zip(self._agents, chosen, strict=True)), **idle}
 

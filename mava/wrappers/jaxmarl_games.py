@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mava.types import Discrete, Observation, TimeStep
-from mava.wrappers.base import check_counts, check_switches, check_time_limit
+from mava.wrappers.base import check_counts, check_known, check_switches, check_time_limit
 from mava.wrappers.jaxmarl import JaxMarlEnv, JaxMarlState, import_suite, quiet
 
 
@@ -45,7 +45,7 @@ class OvercookedEnv(JaxMarlEnv):
         check_switches(random_reset=random_reset)
         suite = import_suite("overcooked")
         layouts = suite.overcooked_layouts
-        _check_known("layout", layout, layouts)
+        check_known("layout", layout, layouts)
         with quiet():  # it says that there is a second one
             env = suite.Overcooked(layouts[layout], random_reset, time_limit)
         self._shaped_reward = float(shaped_reward)
@@ -100,7 +100,7 @@ class OvercookedV2Env(OvercookedEnv):
         if agent_view_size is not None:
             check_counts(agent_view_size=agent_view_size)
         suite = import_suite("overcooked_v2")
-        _check_known("layout", layout, suite.overcooked_v2_layouts)
+        check_known("layout", layout, suite.overcooked_v2_layouts)
         env = suite.OvercookedV2(
             layout, max_steps=time_limit, agent_view_size=agent_view_size, **options
         )
@@ -280,8 +280,3 @@ class SwitchRiddleEnv(JaxMarlEnv):
 
 def _score(delivery_return: jax.Array) -> dict[str, Any]:
     return {"env_metrics": {"delivery_return": delivery_return}}
-
-
-def _check_known(name: str, value: str, known: Any) -> None:
-    if value not in known:
-        raise ValueError(f"{name}={value} must be one of {', '.join(known)}.")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mava.types import ActionSpec, Continuous, Discrete, Observation, array_spec
-from mava.wrappers.base import check_counts, check_fractions, check_time_limit
+from mava.wrappers.base import check_counts, check_fractions, check_known, check_time_limit
 from mava.wrappers.jaxmarl import JaxMarlEnv, import_suite, quiet
 
 
@@ -37,8 +37,7 @@ class MabraxEnv(JaxMarlEnv):
         except ImportError as error:
             raise ImportError(f'MABrax needs Brax: pip install "mava[brax]" ({error})') from error
         known = suite.mabrax_env._agent_action_mapping
-        if task not in known:
-            raise ValueError(f"task={task} must be one of {', '.join(known)}.")
+        check_known("task", task, known)
         import mujoco  # what reads Brax's robots: it writes its warnings to a file beside the user
 
         mujoco.set_mju_user_warning(lambda message: None)

@@ -25,8 +25,14 @@ from jumanji.environments.swarms.search_and_rescue.generator import (
     RandomGenerator as SearchGenerator,
 )
 
-from mava.types import FIRST, LAST, MID, Continuous, Discrete, Observation, TimeStep, array_spec
-from mava.wrappers.base import check_counts, check_switches, check_time_limit, first_timestep
+from mava.types import FIRST, LAST, MID, Continuous, Discrete, Observation, TimeStep
+from mava.wrappers.base import (
+    check_counts,
+    check_switches,
+    check_time_limit,
+    first_timestep,
+    view_spec,
+)
 
 FIGURE_SIZE = (5.0, 5.0)  # inches of 100 pixels; Jumanji's 10 take five times as long to draw
 
@@ -54,7 +60,7 @@ class RobotWarehouseEnv:
     @property
     def observation_spec(self) -> Observation:
         num_features = int(self._env.num_obs_features)
-        return view_spec(self.num_agents, (num_features,), self.action_spec)
+        return view_spec(self, (num_features,))
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -128,7 +134,7 @@ class LevelBasedForagingEnv:
         side = 2 * self._env.fov + 1
         num_features = 3 * (self._env.num_food + self.num_agents)
         shape = (side, side, 3) if self._grid_observation else (num_features,)
-        return view_spec(self.num_agents, shape, self.action_spec)
+        return view_spec(self, shape)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -193,7 +199,7 @@ class ConnectorEnv:
     @property
     def observation_spec(self) -> Observation:
         size = self._env.grid_size
-        return view_spec(self.num_agents, (size, size, 5), self.action_spec)
+        return view_spec(self, (size, size, 5))
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -273,7 +279,7 @@ class CleanerEnv:
     @property
     def observation_spec(self) -> Observation:
         shape = (self._env.num_rows, self._env.num_cols, 5)
-        return view_spec(self.num_agents, shape, self.action_spec)
+        return view_spec(self, shape)
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, _ = self._env.reset(key)
@@ -349,7 +355,7 @@ class SearchAndRescueEnv:
         spec: Any = self._env.observation_spec
         _, num_channels, num_rays = spec.searcher_views.shape
         num_features = num_channels * num_rays + 3
-        return view_spec(self.num_agents, (num_features,), self.action_spec)
+        return view_spec(self, (num_features,))
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
@@ -387,18 +393,6 @@ class SearchAndRescueEnv:
             ),
             extras={"won_episode": all_found, "env_metrics": {"ratio_found": found}},
         )
-
-
-def view_spec(
-    num_agents: int, view_shape: tuple[int, ...], action_spec: Discrete | Continuous
-) -> Observation:
-    """Returns the spec of views (N, *view_shape) without a global state."""
-    return Observation(
-        agents_view=array_spec((num_agents, *view_shape), jnp.float32),
-        action_mask=array_spec((num_agents, *action_spec), bool),
-        agent_mask=array_spec((num_agents,), bool),
-        step_count=array_spec((), jnp.int32),
-    )
 
 
 def _observation(observation: Any, num_agents: int) -> Observation:

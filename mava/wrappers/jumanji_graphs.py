@@ -15,8 +15,8 @@ from jumanji.environments.routing.multi_cvrp.generator import UniformRandomGener
 from jumanji.environments.routing.multi_cvrp.utils import worst_case_remaining_reward
 
 from mava.types import FIRST, LAST, MID, Discrete, Observation, TimeStep
-from mava.wrappers.base import check_time_limit
-from mava.wrappers.jumanji import FIGURE_SIZE, draw_states, view_spec
+from mava.wrappers.base import check_time_limit, view_spec
+from mava.wrappers.jumanji import FIGURE_SIZE, draw_states
 
 
 class MultiCvrpEnv:
@@ -63,7 +63,7 @@ class MultiCvrpEnv:
     @property
     def observation_spec(self) -> Observation:
         num_features = 6 + 5 * (self.num_agents - 1) + 9 * self._num_nodes
-        return view_spec(self.num_agents, (num_features,), self.action_spec)
+        return view_spec(self, (num_features,))
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, _ = self._env.reset(key)
@@ -212,7 +212,7 @@ class MmstEnv:
     @property
     def observation_spec(self) -> Observation:
         num_features = 7 * self.action_spec.num_actions + len(self._pairs[0])
-        return view_spec(self.num_agents, (num_features,), self.action_spec)
+        return view_spec(self, (num_features,))
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import matrax  # noqa: F401  registers its games
 from jumanji.registration import make, registered_environments
 
-from mava.types import LAST, MID, Discrete, Observation, TimeStep, array_spec
-from mava.wrappers.base import check_time_limit, first_timestep
+from mava.types import LAST, MID, Discrete, Observation, TimeStep
+from mava.wrappers.base import check_time_limit, first_timestep, view_spec
 
 GAMES = ("Climbing", "Penalty", "NoConflict", "Conflict")  # what the names of tasks begin with
 
@@ -47,12 +47,7 @@ class MatraxEnv:
     @property
     def observation_spec(self) -> Observation:
         num_actions = self.action_spec.num_actions
-        return Observation(
-            agents_view=array_spec((self.num_agents, self.num_agents * num_actions), jnp.float32),
-            action_mask=array_spec((self.num_agents, num_actions), bool),
-            agent_mask=array_spec((self.num_agents,), bool),
-            step_count=array_spec((), jnp.int32),
-        )
+        return view_spec(self, (self.num_agents * num_actions,))
 
     def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
         state, timestep = self._env.reset(key)
