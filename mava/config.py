@@ -50,7 +50,7 @@ class Arch:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadArgs:
-    """Values and comments stand in configs/logger/default.yaml, also those of the next two."""
+    """Values and comments stand in configs/logger/default.yaml, also those of the next three."""
 
     run: str | None = MISSING
     checkpoint: str = MISSING
@@ -68,6 +68,21 @@ class Checkpointing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VaultConfig:
+    record: bool = MISSING
+    path: str | None = MISSING
+    name: str | None = MISSING
+    uid: str | None = MISSING
+    every: int = MISSING
+    max_steps: int | None = MISSING
+    max_megabytes: float | None = MISSING
+
+    @property
+    def has_cap(self) -> bool:
+        return self.max_steps is not None or self.max_megabytes is not None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoggerConfig:
     base_exp_path: str = MISSING
     system_name: str | None = MISSING
@@ -77,10 +92,15 @@ class LoggerConfig:
     profile: int | None = MISSING
     render_every: int | None = MISSING
     checkpointing: Checkpointing = field(default_factory=Checkpointing)
+    vault: VaultConfig = field(default_factory=VaultConfig)
 
     def __post_init__(self) -> None:
         if self.render_every is not None and self.render_every < 1:
             raise ValueError(f"logger.render_every={self.render_every} must be at least 1.")
+        for name in ("every", "max_steps", "max_megabytes"):
+            value = getattr(self.vault, name)
+            if value is not None and not value >= 1:
+                raise ValueError(f"logger.vault.{name}={value} must be at least 1.")
         checkpointing = self.checkpointing
         for name in ("save_interval_steps", "max_to_keep", "keep_period"):
             value = getattr(checkpointing, name)

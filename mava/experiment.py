@@ -23,6 +23,7 @@ from mava.devices import choose_devices, use_compilation_cache
 from mava.logger import ConsoleLogger, JsonLogger, Logger, TensorBoardLogger, read_record
 from mava.plan import Plan, announce, make_plan
 from mava.programs import compile_programs
+from mava.recorder import Recorder, vault_steps
 from mava.render import Renderer, check_drawable
 from mava.resume import (
     Misfit,
@@ -277,13 +278,22 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
             renderer = make_renderer(config, env, system, folder, loggers)
             if renderer is not None:
                 stack.callback(renderer.close)
+            recorder = make_recorder(config, env, folder, resumed)
+            if recorder is not None:
+                stack.callback(recorder.close)
             pool = stack.enter_context(ThreadPoolExecutor(4))
             with no_garbage_collection():
-                programs = compile_programs(env, system, plan, config, pool)
+                to_steps = functools.partial(
+                    vault_steps, env=env, has_agent_ids=config.system.add_agent_id
+                )
+                programs = compile_programs(
+                    *(env, system, plan, config, pool), to_steps if recorder else None
+                )
             if not is_new:  # the overrides are known to work now
                 write_config(config, folder)
             training = Training(
-                system, programs, plan, config, folder, loggers, checkpoints, renderer, signals
+                *(system, programs, plan, config, folder, loggers, checkpoints, renderer),
+                *(recorder, signals),
             )
             return training.run(resumed, pretrained)
         except OSError as error:
@@ -334,6 +344,15 @@ def make_renderer(
         folder / "animations",
         next((x for x in loggers if isinstance(x, TensorBoardLogger)), None),
     )
+
+
+def make_recorder(
+    config: RunConfig, env: VectorEnv, folder: Path, resumed: Stored | None
+) -> Recorder | None:
+    if not config.logger.vault.record:
+        return None
+    keep = resumed.progress.vault_steps if resumed else None
+    return Recorder(config, folder, env.num_streams * env.num_envs, keep)
 
 
 @contextmanager

@@ -19,10 +19,12 @@ import numpy as np
 from mava.config import RunConfig, UserError
 from mava.evaluator import make_evaluate
 from mava.plan import Plan
-from mava.types import MarlEnv, System
+from mava.types import Experience, MarlEnv, System
 from mava.utils.parallel import merge_metrics
 from mava.utils.varying import ALL, NONE, varying_axes
 from mava.wrappers.vector import VectorEnv
+
+RECORDED_BYTES = 2**25  # of recorded steps that wait on a device until a block returns them
 
 
 def over_replicas(function: Callable, num_replicas: int, in_axes: tuple, out_axes: Any) -> Callable:
@@ -78,8 +80,16 @@ def trace(function: Callable, *arguments: Any, axes: dict[str, int] | None = Non
     return Traced(*make(*arguments))
 
 
-def trace_system(system: System, plan: Plan) -> tuple[Traced, Traced, Traced]:
-    """Returns init, reset and update (without its Experience), traced once for all of a run.
+def trace_system(
+    system: System, plan: Plan, to_steps: Callable[[Experience], Any] | None = None
+) -> tuple[Traced, Traced, Traced]:
+    """Returns init, reset and update, traced once for all of a run.
+
+    Args:
+        system: to trace.
+        plan: of the run.
+        to_steps: what `update` then returns of its Experience; None: nothing, and XLA removes
+            what that is made of.
 
     Raises UserError if an average over devices or replicas was forgotten.
     """
@@ -87,7 +97,12 @@ def trace_system(system: System, plan: Plan) -> tuple[Traced, Traced, Traced]:
     init, reset = trace(system.init, key), trace(system.reset, key)
     sizes = {"device": len(plan.devices), "replica": plan.num_replicas}
     states = (init.shapes, reset.shapes)
-    update = trace(lambda *states: system.update(*states)[:3], *states, axes=sizes)
+
+    def update_and_record(*states: Any) -> tuple:
+        *results, experience = system.update(*states)
+        return *results, () if to_steps is None else to_steps(experience)
+
+    update = trace(update_and_record, *states, axes=sizes)
     before, after = (
         # Not the states themselves: an environment's may define what == means.
         (jax.tree.structure(x), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(x)])
@@ -99,7 +114,7 @@ def trace_system(system: System, plan: Plan) -> tuple[Traced, Traced, Traced]:
     inputs = [NONE] * len(jax.tree.leaves(init.shapes))
     inputs += [ALL] * len(jax.tree.leaves(reset.shapes))
     outputs = varying_axes(update.jaxpr.jaxpr, inputs)
-    learner_state, _, metrics = jax.tree.unflatten(jax.tree.structure(update.shapes), outputs)
+    learner_state, _, metrics, _ = jax.tree.unflatten(jax.tree.structure(update.shapes), outputs)
     if any(jax.tree.leaves((learner_state, metrics))):
         check_averages(update, states, sizes)
     return init, reset, update
@@ -112,7 +127,7 @@ def check_averages(update: Traced, states: tuple[Any, Any], sizes: dict[str, int
     can't leave through `out_axes=None`. (A pmap checks nothing: parameters would drift apart.)
     Exact but slow, a second for RWARE: only asked when `varying_axes` can't rule it out.
     """
-    axes = ((None, 0), (None, 0, None))
+    axes = ((None, 0), (None, 0, None, 0))
     over_both = jax.vmap(
         jax.vmap(update.run, *axes, axis_name="replica"), *axes, axis_name="device"
     )
@@ -131,13 +146,18 @@ def check_averages(update: Traced, states: tuple[Any, Any], sizes: dict[str, int
         ) from error
 
 
-def make_block(update: Traced, num_replicas: int) -> Callable:
+def make_block(update: Traced, num_replicas: int, num_recorded: int = 0) -> Callable:
     """Returns block(learner_state, actor_state, num_updates), to be mapped over devices.
 
-    It gives the two new states, the merged Metrics and the index of the first update with a NaN
-    or an infinity among its learn metrics, -1 if there is none.
+    It gives the two new states, the merged Metrics, the index of the first update with a NaN or an
+    infinity among its learn metrics, -1 if there is none, and the steps recorded.
+
+    Args:
+        update: the system's.
+        num_replicas: U.
+        num_recorded: the updates whose steps are kept, the most that a call can do; 0: none are.
     """
-    update_all = over_replicas(update.run, num_replicas, (None, 0), (None, 0, None))
+    update_all = over_replicas(update.run, num_replicas, (None, 0), (None, 0, None, 0))
     no_episodes = {"min": jnp.inf, "max": -jnp.inf}
 
     def zeros(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
@@ -145,15 +165,25 @@ def make_block(update: Traced, num_replicas: int) -> Callable:
         return jnp.full(leaf.shape, no_episodes.get(name, 0.0), leaf.dtype)
 
     def body(i: jax.Array, carry: tuple) -> tuple:
-        learner_state, actor_state, metrics, first_bad = carry
-        learner_state, actor_state, new = update_all(learner_state, actor_state)
+        learner_state, actor_state, metrics, first_bad, recorded = carry
+        learner_state, actor_state, new, steps = update_all(learner_state, actor_state)
+        if num_recorded:
+            recorded = jax.tree.map(lambda kept, x: kept.at[i].set(x), recorded, steps)
         finite = jnp.all(jnp.array([jnp.isfinite(x) for x in jax.tree.leaves(new.learn)]))
         first_bad = jnp.where((first_bad < 0) & ~finite, i, first_bad)
-        return learner_state, actor_state, merge_metrics(metrics, new), first_bad
+        return learner_state, actor_state, merge_metrics(metrics, new), first_bad, recorded
 
     def block(learner_state: Any, actor_state: Any, num_updates: jax.Array) -> tuple:
         metrics = jax.tree.map_with_path(zeros, update.shapes[2])
-        carry = (learner_state, actor_state, metrics, jnp.int32(-1))
+        axes = (num_recorded,) if num_replicas == 1 else (num_recorded, num_replicas)
+        recorded = jax.tree.map(lambda x: jnp.zeros((*axes, *x.shape), x.dtype), update.shapes[3])
+        carry = (
+            learner_state,
+            actor_state,
+            metrics,
+            jnp.int32(-1),
+            recorded if num_recorded else (),
+        )
         return jax.lax.fori_loop(0, num_updates, body, carry)
 
     return block
@@ -164,19 +194,34 @@ class Programs:
     """The programs of a run; calling a future's result runs it on all devices."""
 
     setup: Future  # (init_key, reset_keys) -> LearnerState, ActorState
-    block: Future  # (LearnerState, ActorState, num_updates) -> ..., Metrics, first bad update
+    block: Future  # (LearnerState, ActorState, num_updates) -> see `make_block`
+    record: Future | None  # a block of at most `num_recorded` updates that returns their steps
+    num_recorded: int
     evaluate: Future  # (act_params, key, num_episodes, device indices) -> results (D, c, rounds)
 
 
 def compile_programs(
-    env: VectorEnv, system: System, plan: Plan, config: RunConfig, pool: ThreadPoolExecutor
+    env: VectorEnv,
+    system: System,
+    plan: Plan,
+    config: RunConfig,
+    pool: ThreadPoolExecutor,
+    to_steps: Callable[[Experience], Any] | None = None,
 ) -> Programs:
     """Starts compiling all programs, side by side: XLA lets go of Python's lock while it works.
 
     The evaluation's turn comes when the block is compiled, while the first block runs.
+
+    Args:
+        env: the environments of one replica.
+        system: to train.
+        plan: of the run.
+        config: what the user asked for.
+        pool: to compile in.
+        to_steps: what is recorded of a rollout; None: nothing.
     """
     num_replicas = plan.num_replicas
-    init, reset, update = trace_system(system, plan)
+    init, reset, update = trace_system(system, plan, to_steps)
     debug = config.arch.debug
     over_all = functools.partial(over_devices, plan.devices, debug)
     compiler = functools.partial(make_compiler, debug=debug)
@@ -188,14 +233,26 @@ def compile_programs(
         out_axes=(None, 0),
     )
     setup_job = pool.submit(compiler(setup, key, keys, runs_once=True))
-    block = over_all(
-        make_block(update, num_replicas),
-        in_axes=(None, 0, None),
-        out_axes=(None, 0, None, None),
-        donate_argnums=(1,),
-    )
     actor_state = actor_state_shapes(reset.shapes, plan)
-    block_job = pool.submit(compiler(block, init.shapes, actor_state, count))
+
+    def compile_block(num_recorded: int) -> Future:
+        block = over_all(
+            make_block(update, num_replicas, num_recorded),
+            in_axes=(None, 0, None),
+            out_axes=(None, 0, None, None, 0),
+            donate_argnums=(1,),
+        )
+        return pool.submit(compiler(block, init.shapes, actor_state, count))
+
+    options = config.logger.vault
+    recorded = 0
+    if to_steps is not None:
+        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(update.shapes[3]))
+        longest = math.ceil(plan.schedule.updates / plan.schedule.evaluations)
+        recorded = max(min(RECORDED_BYTES // (size * num_replicas), longest), 1)
+    record_job = compile_block(recorded) if recorded else None
+    always = recorded and options.every == 1 and not options.has_cap
+    block_job = record_job if record_job and always else compile_block(0)
 
     def evaluate() -> Callable:
         block_job.result()
@@ -211,7 +268,13 @@ def compile_programs(
             debug=debug,
         )
 
-    return Programs(setup=setup_job, block=block_job, evaluate=pool.submit(evaluate))
+    return Programs(
+        setup=setup_job,
+        block=block_job,
+        record=record_job,
+        num_recorded=recorded,
+        evaluate=pool.submit(evaluate),
+    )
 
 
 def compile_evaluate(

@@ -19,11 +19,13 @@ from mava.evaluator import in_order
 from mava.logger import ConsoleLogger, Event, Logger
 from mava.plan import Plan
 from mava.programs import Programs, split_keys
+from mava.recorder import Recorder
 from mava.render import Renderer
 from mava.signals import Stopped, StopSignals
 from mava.snapshot import Progress, Snapshot, fill, first_misfit
 from mava.summary import summarise_episodes, summarise_training
 from mava.types import Metrics, System
+from mava.utils.parallel import merge_metrics
 
 POLL_SECONDS = 0.005
 
@@ -57,6 +59,7 @@ class Training:
         loggers: list[Logger],
         checkpoints: Checkpoints,
         renderer: Renderer | None,
+        recorder: Recorder | None,
         signals: StopSignals,
     ) -> None:
         self.system = system
@@ -67,6 +70,7 @@ class Training:
         self.loggers = loggers
         self.checkpoints = checkpoints
         self.renderer = renderer
+        self.recorder = recorder
         self.signals = signals
         self.keys = run_keys(config.system.seed)
         self.devices = np.arange(len(plan.devices), dtype=np.int32)
@@ -118,6 +122,7 @@ class Training:
             filled = fill(resumed.arrays, self.snapshot.trees())
             self.snapshot = Snapshot(progress=resumed.progress, **filled)
         self.block = self.programs.block.result()
+        self.record = self.programs.record.result() if self.programs.record else None
         self.start_time = time.perf_counter() - self.progress.elapsed
 
     def train_block(self) -> None:
@@ -127,13 +132,8 @@ class Training:
         block_steps = num_updates * self.plan.steps_per_update
         start = time.perf_counter()
         with profiled(self.config.logger.profile == index, self.folder):
-            learner_state, actor_state, metrics, first_bad = self.block(
-                self.snapshot.learner_state, self.snapshot.actor_state, np.int32(num_updates)
-            )
-            self.wait(first_bad.is_ready, block_steps)
+            learner_state, actor_state, metrics = self.run_updates(num_updates)
         now = time.perf_counter()
-        if int(first_bad) >= 0:
-            raise diverged(metrics, before.num_updates + int(first_bad), self.plan)
         if index == 0:
             self.start_time = now
         progress = dataclasses.replace(
@@ -141,6 +141,7 @@ class Training:
             num_blocks=index + 1,
             num_updates=before.num_updates + num_updates,
             env_step=before.env_step + block_steps,
+            vault_steps=self.recorder.num_steps if self.recorder else 0,
             train_seconds=before.train_seconds + now - start,
             steps_per_second=block_steps / (now - start),
             elapsed=now - self.start_time,
@@ -151,6 +152,36 @@ class Training:
         self.snapshot = Snapshot(learner_state, actor_state, self.snapshot.best_params, progress)
         self.log("train", index, trained)
         self.warn_of_long_blocks(now - start)
+
+    def run_updates(self, num_updates: int) -> tuple[Any, Any, Metrics]:
+        """Returns the two states after some updates, and their Metrics.
+
+        Recorded updates leave the devices a few at a time; while the recorder cuts their steps
+        into episodes, the next ones run.
+        """
+        learner_state, actor_state = self.snapshot.learner_state, self.snapshot.actor_state
+        recorder, program, at_once = self.recorder, self.block, num_updates
+        if recorder is not None:
+            recorder = recorder if recorder.records(self.progress.num_blocks) else None
+        if recorder is not None:
+            program, at_once = self.record, self.programs.num_recorded
+        metrics = None
+        for done in range(0, num_updates, at_once):
+            count = min(at_once, num_updates - done)
+            learner_state, actor_state, new, first_bad, steps = program(
+                learner_state, actor_state, np.int32(count)
+            )
+            self.wait(first_bad.is_ready, count * self.plan.steps_per_update)
+            if int(first_bad) >= 0:
+                update = self.progress.num_updates + done + int(first_bad)
+                raise diverged(new, update, self.plan)
+            metrics = new if metrics is None else merge_metrics(metrics, new)
+            if recorder is not None:
+                recorder.add(steps, count)
+        if recorder is not None:
+            recorder.settle()
+        assert metrics is not None
+        return learner_state, actor_state, metrics
 
     def evaluate_block(self) -> None:
         """Evaluates and logs the parameters of the last block; keeps them if they are the best."""

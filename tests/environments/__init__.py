@@ -356,3 +356,50 @@ class KeyProbe(Probe):
         state, timestep = super().step(state, action)
         view = jnp.zeros((self.num_agents, 4))
         return state, timestep.replace(observation=timestep.observation.replace(agents_view=view))
+
+
+class Counter(Probe):
+    """Shows a number drawn for the episode and the step in it, which is also the reward. Ends by
+    chance, is cut after 4 steps, or both at once; only action step % 2 is legal.
+    """
+
+    time_limit = 4
+
+    @property
+    def observation_spec(self) -> Observation:
+        spec = super().observation_spec
+        return spec.replace(
+            agents_view=array_spec((self.num_agents, 2), jnp.float32),
+            global_state=array_spec((2,), jnp.float32),
+        )
+
+    def _cue(self, key: jax.Array, step_count: jax.Array) -> jax.Array:
+        return jnp.zeros(self.num_agents)
+
+    def reset(self, key: jax.Array) -> tuple[Any, TimeStep]:
+        number = jax.random.uniform(key, (self.num_agents,))
+        state, timestep = super().reset(key)
+        state = state.replace(cue=number)
+        return state, timestep.replace(observation=self._observe(state))
+
+    def step(self, state: Any, action: jax.Array) -> tuple[Any, TimeStep]:
+        number = state.cue
+        state, timestep = super().step(state, action)
+        state = state.replace(cue=number)
+        return state, timestep.replace(observation=self._observe(state))
+
+    def _observe(self, state: ProbeState) -> Observation:
+        observation = super()._observe(state)
+        step = state.step_count.astype(jnp.float32)
+        legal = jnp.arange(self.num_choices) == state.step_count % self.num_choices
+        return observation.replace(
+            agents_view=jnp.stack([state.cue, jnp.full(self.num_agents, step)], axis=-1),
+            action_mask=jnp.broadcast_to(legal, observation.action_mask.shape),
+            global_state=jnp.stack([state.cue[0], step]),
+        )
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        return state.step_count * jnp.arange(1.0, self.num_agents + 1)
+
+    def terminated(self, state: ProbeState) -> jax.Array:
+        return jax.random.bernoulli(state.key, 0.3)
