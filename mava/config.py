@@ -97,10 +97,13 @@ class LoggerConfig:
     def __post_init__(self) -> None:
         if self.render_every is not None and self.render_every < 1:
             raise ValueError(f"logger.render_every={self.render_every} must be at least 1.")
-        for name in ("every", "max_steps", "max_megabytes"):
-            value = getattr(self.vault, name)
-            if value is not None and not value >= 1:
+        vault = self.vault
+        for name in ("every", "max_steps"):
+            value = getattr(vault, name)
+            if value is not None and value < 1:
                 raise ValueError(f"logger.vault.{name}={value} must be at least 1.")
+        if vault.max_megabytes is not None and not vault.max_megabytes > 0:
+            raise ValueError(f"logger.vault.max_megabytes={vault.max_megabytes} must be above 0.")
         checkpointing = self.checkpointing
         for name in ("save_interval_steps", "max_to_keep", "keep_period"):
             value = getattr(checkpointing, name)

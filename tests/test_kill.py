@@ -6,11 +6,13 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from mava import experiment
 from mava.checkpoints import list_checkpoints
+from mava.vault import episode_ends, find_vault, read_steps
 from tests.running import SYSTEMS, TINY, read_metrics, run_folder, train, without_times
 
 SYSTEM = SYSTEMS / "ff_ippo.py"
@@ -25,13 +27,14 @@ def options(num_evaluations):
     return (*TINY, "env=lbf", *counts)
 
 
-def run(*arguments, cwd, kill_after=None, after_line="Compiling"):
+def run(*arguments, cwd, kill_after=None, after_line="Compiling", first=""):
     """Runs the system in a process; kills it some seconds after it printed a line.
 
-    Returns its exit code, its output and its errors.
+    `first` is Python to run before it. Returns its exit code, its output and its errors.
     """
+    start = f"{first}; import runpy; runpy.run_path({str(SYSTEM)!r}, run_name='__main__')"
     process = subprocess.Popen(
-        [sys.executable, str(SYSTEM), *arguments],
+        [sys.executable, *(("-c", start) if first else (str(SYSTEM),)), *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -74,6 +77,22 @@ def test_a_killed_run_goes_on(tmp_path):
     assert list_checkpoints(run_folder(killed) / "checkpoints")
     experiment.resume(run_folder(killed), "ff_ippo", ["logger.use_console=false"])
     assert_same_results(straight, killed)
+
+
+def test_a_killed_run_leaves_whole_episodes(tmp_path):
+    """In writes of a few episodes, so that it is killed between or in some of them."""
+    vault = ("logger.vault.record=true", "logger.checkpointing.save_model=false")
+    small = "import mava.recorder; mava.recorder.WRITE_BYTES = 20_000"
+    code, _, _ = run(
+        *options(500), *vault, cwd=tmp_path, first=small, kill_after=1, after_line="%]"
+    )
+    assert code == -signal.SIGKILL
+    steps = read_steps(find_vault(run_folder(tmp_path)))
+    count = len(steps["rewards"])
+    assert count > 1000
+    ends = episode_ends(steps)
+    assert ends[-1]
+    assert len(np.unique(steps["infos/state"], axis=0)) > 100  # not what was never written
 
 
 @pytest.mark.slow
