@@ -216,10 +216,10 @@ def training_runner(run: Any, module: Any) -> tuple[Callable[[int], Snapshot], f
         setup, block = programs.setup.result(), programs.block.result()
         programs.evaluate.result()
     seconds = time.perf_counter() - start
-    states = list(setup(jax.random.key(0), split_keys(jax.random.key(1), plan)))
+    states = list(setup(jax.random.key(0), split_keys(jax.random.key(1), plan), ()))
 
     def run_updates(n: int) -> Snapshot:
-        states[0], states[1], _, bad = block(states[0], states[1], np.int32(n))
+        states[0], states[1], _, bad, _ = block(states[0], states[1], np.int32(n), ())
         assert int(bad) < 0, "training diverged"
         return Snapshot(states[0], states[1], system.act_params(states[0]), Progress())
 

@@ -109,7 +109,7 @@ class Checkpoints:
             self._delete_old()
         except Exception as error:
             raise UserError(
-                f"Can't save a checkpoint at {about['progress']['env_step']:,} environment steps "
+                f"Can't save a checkpoint after {about['progress']['env_step']:,} steps "
                 f"in {self._folder}: {_reason(error)}. The checkpoints before it are complete."
             ) from error
 
@@ -254,7 +254,7 @@ def read_checkpoint(run_folder: Path, which: str, with_buffer: bool = True) -> S
         return stored
     if not which.isdecimal() or int(which) not in steps:
         raise UserError(
-            f"checkpoint={which} must be best, last or one of the environment steps "
+            f"checkpoint={which} must be best, last or one of the steps "
             f"{', '.join(map(str, steps))}."
         )
     try:

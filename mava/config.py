@@ -17,8 +17,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from mava.types import MarlEnv
 
-# All that the experiment reads of a system's Config.
-SYSTEM_FIELDS = ("seed", "total_timesteps", "num_updates", "update_batch_size", "add_agent_id")
+# All that the experiment reads of a system's Config, and "total_timesteps", if it has that.
+SYSTEM_FIELDS = ("seed", "num_updates", "update_batch_size", "add_agent_id")
 
 
 class UserError(CompactHydraException):
@@ -137,6 +137,7 @@ class RunConfig:
     logger: LoggerConfig
     env_name: str
     task_name: str
+    vault: str | None  # that to learn from, offline
     composed: DictConfig  # by Hydra: env and network are built from it, the run folder keeps it
 
 
@@ -195,7 +196,7 @@ def register(config_class: type, system_name: str, network: str, arch: str = "an
         "_self_",
         {"override hydra/job_logging": "stdout"},  # no log file
     ]
-    store.store(name="mava", node={"defaults": defaults, "resume": None})
+    store.store(name="mava", node={"defaults": defaults, "resume": None, "vault": None})
 
 
 def schema_of(config_class: type) -> DictConfig:
@@ -236,6 +237,7 @@ def parse(cfg: DictConfig, system_file: Path) -> RunConfig:
         logger=logger,
         env_name=env.env_name,
         task_name=scenario.task_name,
+        vault=cfg.get("vault"),
         composed=cfg,
     )
 

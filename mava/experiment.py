@@ -21,6 +21,7 @@ from mava.config import RunConfig, UserError
 from mava.debugging import debug_nans
 from mava.devices import choose_devices, use_compilation_cache
 from mava.logger import ConsoleLogger, JsonLogger, Logger, TensorBoardLogger, read_record
+from mava.offline import load_experience, use_vault
 from mava.plan import Plan, announce, make_plan
 from mava.programs import compile_programs
 from mava.recorder import Recorder, vault_steps
@@ -91,6 +92,8 @@ def run_job(file: str, cfg: Any) -> float:
         if cfg.resume is not None:
             _, overrides, _ = resume_arguments(list(hydra_cfg.overrides.task))
             return resume(Path(str(cfg.resume)), Path(file).stem, overrides)
+        if cfg.vault is not None:
+            use_vault(cfg, list(hydra_cfg.overrides.task))
         module = configuration.load_system(file)
         return run(module, configuration.parse(cfg, Path(file).resolve()))
     except UserError as error:
@@ -206,6 +209,16 @@ def check_network(system: System, env: VectorEnv) -> None:
         ) from error
 
 
+def check_sources(system: System, run: RunConfig) -> None:
+    """Raises UserError if a system does not get what it learns from."""
+    if system.offline and run.vault is None:
+        raise UserError(f"{run.system_name} learns from a vault: add vault=<its folder>.")
+    if not system.offline and run.vault is not None:
+        raise UserError(f"{run.system_name} does not learn from a vault: leave out vault=.")
+    if system.offline and run.logger.vault.record:
+        raise UserError(f"{run.system_name} has nothing to record: leave out logger.vault.record.")
+
+
 def build(
     module: ModuleType, run: RunConfig, stored: Stored | None = None
 ) -> tuple[VectorEnv, System, Plan]:
@@ -217,17 +230,18 @@ def build(
         stored: the checkpoint from which the run goes on; None for a new run.
     """
     env = make_vector_env(run)
-    steps_per_update = make_system(module, env, run, run.system).steps_per_update
+    first = make_system(module, env, run, run.system)
+    check_sources(first, run)
     if stored is None:
         devices = choose_devices(1 if run.arch.debug else run.arch.num_devices)
-        plan = make_plan(run, steps_per_update, devices)
+        plan = make_plan(run, first, devices)
     else:
-        plan = plan_rest(run, steps_per_update, stored)
+        plan = plan_rest(run, first, stored)
     env.num_streams = len(plan.devices) * plan.num_replicas
-    config = dataclasses.replace(
-        run.system, num_updates=plan.num_updates, total_timesteps=plan.total_steps
-    )
-    system = make_system(module, env, run, config)
+    budget = {"num_updates": plan.num_updates, "total_timesteps": plan.total_steps}
+    fields = {field.name for field in dataclasses.fields(run.system)}
+    known = {name: x for name, x in budget.items() if name in fields}
+    system = make_system(module, env, run, dataclasses.replace(run.system, **known))
     check_network(system, env)
     if stored is not None:
         check_fits(system, plan, stored)
@@ -257,6 +271,7 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
             result = result_if_complete(folder, plan, resumed.progress)
             if result is not None:
                 return result
+        data = (load_experience(config, env),) if system.offline else ()
         signals = stack.enter_context(StopSignals())
         stack.enter_context(debug_nans(config.arch.debug))
         is_new = folder is None
@@ -287,12 +302,12 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
                     vault_steps, env=env, has_agent_ids=config.system.add_agent_id
                 )
                 programs = compile_programs(
-                    *(env, system, plan, config, pool), to_steps if recorder else None
+                    *(env, system, plan, config, pool), to_steps if recorder else None, data
                 )
             if not is_new:  # the overrides are known to work now
                 write_config(config, folder)
             training = Training(
-                *(system, programs, plan, config, folder, loggers, checkpoints, renderer),
+                *(system, programs, data, plan, config, folder, loggers, checkpoints, renderer),
                 *(recorder, signals),
             )
             return training.run(resumed, pretrained)
@@ -310,7 +325,8 @@ def result_if_complete(folder: Path, plan: Plan, progress: Progress) -> float | 
         return None
     if plan.num_absolute_episodes and "absolute_metrics" not in record:
         return None
-    print(f"{folder} is complete; a larger system.total_timesteps makes it go on.")
+    budget = "system.num_updates" if plan.offline else "system.total_timesteps"
+    print(f"{folder} is complete; a larger {budget} makes it go on.")
     if plan.num_absolute_episodes:
         return record["absolute_metrics"]["mean_episode_return"][0]
     return progress.mean_return
@@ -321,7 +337,7 @@ def make_loggers(
 ) -> list[Logger]:
     chosen: list[Logger] = []
     if config.logger.use_console:
-        chosen.append(ConsoleLogger(plan.total_steps, progress.env_step, config.arch.debug))
+        chosen.append(ConsoleLogger(plan, progress.env_step, config.arch.debug))
     if config.logger.use_tb:
         chosen.append(TensorBoardLogger(folder / "tensorboard", None if is_new else progress))
     if config.logger.use_json:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from mava.config import UserError
+from mava.plan import Plan
 from mava.snapshot import Progress
 
 JSON_METRICS = ("mean_episode_return", "win_rate", "steps_per_second")
@@ -153,8 +154,9 @@ class TensorBoardLogger:
 class ConsoleLogger:
     """A live line on a terminal, a plain line per evaluation elsewhere."""
 
-    def __init__(self, total_steps: int, first_step: int = 0, every_metric: bool = False) -> None:
-        self._total = total_steps
+    def __init__(self, plan: Plan, first_step: int = 0, every_metric: bool = False) -> None:
+        self._total = total_steps = plan.total_steps
+        self._unit = plan.unit.replace("environment", "env")
         self._every_metric = every_metric
         self._steps = first_step
         self._rate = 0.0
@@ -198,7 +200,7 @@ class ConsoleLogger:
             self._say(f"best parameters: {summary}{length}{episodes}")
             return
         left = (self._total - event.env_step) / max(self._rate, 1e-9)
-        speed = f"{self._rate:,.0f} env steps/s, {_clock(left)} left"
+        speed = f"{self._rate:,.0f} {self._unit}/s, {_clock(left)} left"
         if self._bar is not None:
             status = f"{speed}, {summary}"
             self._bar.update(self._task, completed=event.env_step, status=status)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 
 from mava.config import RunConfig, UserError
+from mava.types import System
 
 DEBUG_UPDATES = 2
 DEBUG_EPISODES = 4
@@ -33,12 +34,18 @@ class Plan:
     devices: list[jax.Device]
     num_replicas: int  # U
     num_envs: int  # E
-    steps_per_update: int  # environment steps, over all devices and replicas
+    steps_per_update: int  # over all devices and replicas
     num_updates: int
+    offline: bool  # no environment steps are taken: an update counts as steps of learning
     asked_steps: int | None  # the budget, before it was rounded up to whole updates
     schedule: Schedule
     num_episodes: int  # of an evaluation
     num_absolute_episodes: int  # of the last one; 0: none
+
+    @property
+    def unit(self) -> str:
+        """What is counted as steps."""
+        return unit_of(self.offline)
 
     @property
     def total_steps(self) -> int:
@@ -56,9 +63,13 @@ class Plan:
         return min(end, self.num_updates)
 
 
+def unit_of(offline: bool) -> str:
+    return "gradient steps" if offline else "environment steps"
+
+
 def make_plan(
     run: RunConfig,
-    steps_per_update: int,
+    system: System,
     devices: list[jax.Device],
     schedule: Schedule | None = None,
 ) -> Plan:
@@ -66,26 +77,29 @@ def make_plan(
 
     Args:
         run: what the user asked for.
-        steps_per_update: of one replica.
+        system: what is trained.
         devices: those to use.
         schedule: that of the run that is resumed.
     """
-    system, arch = run.system, run.arch
-    replicas = 1 if arch.debug else system.update_batch_size
-    steps_per_update *= len(devices) * replicas
-    num_updates, num_evaluations = system.num_updates, arch.num_evaluation
+    config, arch = run.system, run.arch
+    replicas = 1 if arch.debug else config.update_batch_size
+    steps_per_update = system.steps_per_update
+    if not system.offline:  # there the streams share one step of learning
+        steps_per_update *= len(devices) * replicas
+    num_updates, num_evaluations = config.num_updates, arch.num_evaluation
     asked_steps = None
-    if system.total_timesteps is not None:
-        if not 1 <= system.total_timesteps < math.inf:
-            budget = system.total_timesteps
+    budget = getattr(config, "total_timesteps", None)
+    if budget is not None:
+        if not 1 <= budget < math.inf:
             raise UserError(f"system.total_timesteps={budget} must be finite and at least 1.")
-        asked_steps = math.ceil(system.total_timesteps)
+        asked_steps = math.ceil(budget)
         num_updates = math.ceil(asked_steps / steps_per_update)
     if arch.debug:
         num_updates, num_evaluations, asked_steps = DEBUG_UPDATES, DEBUG_UPDATES, None
     if schedule is None and num_updates < num_evaluations:
+        unit = unit_of(system.offline)
         raise UserError(
-            f"{num_updates} updates of {steps_per_update:,} environment steps are fewer than "
+            f"{num_updates} updates of {steps_per_update:,} {unit} are fewer than "
             f"arch.num_evaluation={num_evaluations}: each evaluation needs an update before it."
         )
     schedule = schedule or Schedule(num_updates, num_evaluations)
@@ -96,6 +110,7 @@ def make_plan(
         num_envs=arch.num_envs,
         steps_per_update=steps_per_update,
         num_updates=num_updates,
+        offline=system.offline,
         asked_steps=asked_steps,
         schedule=schedule,
         num_episodes=DEBUG_EPISODES if arch.debug else arch.num_eval_episodes,
@@ -116,7 +131,7 @@ def announce(config: RunConfig, plan: Plan, folder: Path, is_new: bool) -> None:
         f"{config.system_name} on {config.env_name} {config.task_name}: "
         f"{len(plan.devices)} {platform} device(s) x {plan.num_replicas} replica(s) x "
         f"{plan.num_envs} environments, {plan.num_updates:,} updates of "
-        f"{plan.steps_per_update:,} steps = {plan.total_steps:,} environment steps, "
+        f"{plan.steps_per_update:,} steps = {plan.total_steps:,} {plan.unit}, "
         f"{plan.num_evaluations} evaluations of {plan.num_episodes} episodes."
     )
     if plan.asked_steps is not None and plan.asked_steps != plan.total_steps:

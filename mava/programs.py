@@ -19,7 +19,7 @@ import numpy as np
 from mava.config import RunConfig, UserError
 from mava.evaluator import make_evaluate
 from mava.plan import Plan
-from mava.types import Experience, MarlEnv, System
+from mava.types import MarlEnv, System
 from mava.utils.parallel import merge_metrics
 from mava.utils.varying import ALL, NONE, varying_axes
 from mava.wrappers.vector import VectorEnv
@@ -81,7 +81,10 @@ def trace(function: Callable, *arguments: Any, axes: dict[str, int] | None = Non
 
 
 def trace_system(
-    system: System, plan: Plan, to_steps: Callable[[Experience], Any] | None = None
+    system: System,
+    plan: Plan,
+    to_steps: Callable[[Any], Any] | None = None,
+    data: tuple[Any, ...] = (),
 ) -> tuple[Traced, Traced, Traced]:
     """Returns init, reset and update, traced once for all of a run.
 
@@ -90,6 +93,7 @@ def trace_system(
         plan: of the run.
         to_steps: what `update` then returns of its Experience; None: nothing, and XLA removes
             what that is made of.
+        data: what `update` takes besides the states, or its shapes.
 
     Raises UserError if an average over devices or replicas was forgotten.
     """
@@ -98,11 +102,11 @@ def trace_system(
     sizes = {"device": len(plan.devices), "replica": plan.num_replicas}
     states = (init.shapes, reset.shapes)
 
-    def update_and_record(*states: Any) -> tuple:
-        *results, experience = system.update(*states)
+    def update_and_record(*inputs: Any) -> tuple:
+        *results, experience = system.update(*inputs)
         return *results, () if to_steps is None else to_steps(experience)
 
-    update = trace(update_and_record, *states, axes=sizes)
+    update = trace(update_and_record, *states, *data, axes=sizes)
     before, after = (
         # Not the states themselves: an environment's may define what == means.
         (jax.tree.structure(x), [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(x)])
@@ -113,21 +117,24 @@ def trace_system(
 
     inputs = [NONE] * len(jax.tree.leaves(init.shapes))
     inputs += [ALL] * len(jax.tree.leaves(reset.shapes))
+    inputs += [NONE] * len(jax.tree.leaves(data))
     outputs = varying_axes(update.jaxpr.jaxpr, inputs)
     learner_state, _, metrics, _ = jax.tree.unflatten(jax.tree.structure(update.shapes), outputs)
     if any(jax.tree.leaves((learner_state, metrics))):
-        check_averages(update, states, sizes)
+        check_averages(update, states, data, sizes)
     return init, reset, update
 
 
-def check_averages(update: Traced, states: tuple[Any, Any], sizes: dict[str, int]) -> None:
+def check_averages(
+    update: Traced, states: tuple[Any, Any], data: tuple[Any, ...], sizes: dict[str, int]
+) -> None:
     """Raises UserError if an average over devices or replicas was forgotten.
 
     Both axes are mapped, also when of size 1: what an update leaves different along one of them
     can't leave through `out_axes=None`. (A pmap checks nothing: parameters would drift apart.)
     Exact but slow, a second for RWARE: only asked when `varying_axes` can't rule it out.
     """
-    axes = ((None, 0), (None, 0, None, 0))
+    axes = ((None, 0, *[None] * len(data)), (None, 0, None, 0))
     over_both = jax.vmap(
         jax.vmap(update.run, *axes, axis_name="replica"), *axes, axis_name="device"
     )
@@ -135,7 +142,7 @@ def check_averages(update: Traced, states: tuple[Any, Any], sizes: dict[str, int
         lambda x: jax.ShapeDtypeStruct((*sizes.values(), *x.shape), x.dtype), states[1]
     )
     try:
-        jax.eval_shape(over_both, states[0], stacked)
+        jax.eval_shape(over_both, states[0], stacked, *data)
     except ValueError as error:
         if "out_axes" not in str(error):
             raise
@@ -147,7 +154,7 @@ def check_averages(update: Traced, states: tuple[Any, Any], sizes: dict[str, int
 
 
 def make_block(update: Traced, num_replicas: int, num_recorded: int = 0) -> Callable:
-    """Returns block(learner_state, actor_state, num_updates), to be mapped over devices.
+    """Returns block(learner_state, actor_state, num_updates, data), to be mapped over devices.
 
     It gives the two new states, the merged Metrics, the index of the first update with a NaN or an
     infinity among its learn metrics, -1 if there is none, and the steps recorded.
@@ -157,23 +164,26 @@ def make_block(update: Traced, num_replicas: int, num_recorded: int = 0) -> Call
         num_replicas: U.
         num_recorded: the updates whose steps are kept, the most that a call can do; 0: none are.
     """
-    update_all = over_replicas(update.run, num_replicas, (None, 0), (None, 0, None, 0))
+    update_all = over_replicas(
+        lambda learner_state, actor_state, data: update.run(learner_state, actor_state, *data),
+        *(num_replicas, (None, 0, None), (None, 0, None, 0)),
+    )
     no_episodes = {"min": jnp.inf, "max": -jnp.inf}
 
     def zeros(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         name = getattr(path[-1], "name", "")
         return jnp.full(leaf.shape, no_episodes.get(name, 0.0), leaf.dtype)
 
-    def body(i: jax.Array, carry: tuple) -> tuple:
+    def body(data: tuple, i: jax.Array, carry: tuple) -> tuple:
         learner_state, actor_state, metrics, first_bad, recorded = carry
-        learner_state, actor_state, new, steps = update_all(learner_state, actor_state)
+        learner_state, actor_state, new, steps = update_all(learner_state, actor_state, data)
         if num_recorded:
             recorded = jax.tree.map(lambda kept, x: kept.at[i].set(x), recorded, steps)
         finite = jnp.all(jnp.array([jnp.isfinite(x) for x in jax.tree.leaves(new.learn)]))
         first_bad = jnp.where((first_bad < 0) & ~finite, i, first_bad)
         return learner_state, actor_state, merge_metrics(metrics, new), first_bad, recorded
 
-    def block(learner_state: Any, actor_state: Any, num_updates: jax.Array) -> tuple:
+    def block(learner_state: Any, actor_state: Any, num_updates: jax.Array, data: tuple) -> tuple:
         metrics = jax.tree.map_with_path(zeros, update.shapes[2])
         axes = (num_recorded,) if num_replicas == 1 else (num_recorded, num_replicas)
         recorded = jax.tree.map(lambda x: jnp.zeros((*axes, *x.shape), x.dtype), update.shapes[3])
@@ -184,7 +194,7 @@ def make_block(update: Traced, num_replicas: int, num_recorded: int = 0) -> Call
             jnp.int32(-1),
             recorded if num_recorded else (),
         )
-        return jax.lax.fori_loop(0, num_updates, body, carry)
+        return jax.lax.fori_loop(0, num_updates, functools.partial(body, data), carry)
 
     return block
 
@@ -193,8 +203,8 @@ def make_block(update: Traced, num_replicas: int, num_recorded: int = 0) -> Call
 class Programs:
     """The programs of a run; calling a future's result runs it on all devices."""
 
-    setup: Future  # (init_key, reset_keys) -> LearnerState, ActorState
-    block: Future  # (LearnerState, ActorState, num_updates) -> see `make_block`
+    setup: Future  # (init_key, reset_keys, data) -> LearnerState, ActorState, data on the devices
+    block: Future  # (LearnerState, ActorState, num_updates, data) -> see `make_block`
     record: Future | None  # a block of at most `num_recorded` updates that returns their steps
     num_recorded: int
     evaluate: Future  # (act_params, key, num_episodes, device indices) -> results (D, c, rounds)
@@ -206,7 +216,8 @@ def compile_programs(
     plan: Plan,
     config: RunConfig,
     pool: ThreadPoolExecutor,
-    to_steps: Callable[[Experience], Any] | None = None,
+    to_steps: Callable[[Any], Any] | None = None,
+    data: tuple[Any, ...] = (),
 ) -> Programs:
     """Starts compiling all programs, side by side: XLA lets go of Python's lock while it works.
 
@@ -219,30 +230,35 @@ def compile_programs(
         config: what the user asked for.
         pool: to compile in.
         to_steps: what is recorded of a rollout; None: nothing.
+        data: what `update` takes besides the states, or its shapes.
     """
     num_replicas = plan.num_replicas
-    init, reset, update = trace_system(system, plan, to_steps)
+    init, reset, update = trace_system(system, plan, to_steps, data)
     debug = config.arch.debug
     over_all = functools.partial(over_devices, plan.devices, debug)
     compiler = functools.partial(make_compiler, debug=debug)
     key, count = jax.random.key(0), np.int32(1)
     keys = split_keys(key, plan)
     setup = over_all(
-        lambda key, keys: (init.run(key), over_replicas(reset.run, num_replicas, (0,), 0)(keys)),
-        in_axes=(None, 0),
-        out_axes=(None, 0),
+        lambda key, keys, data: (
+            init.run(key),
+            over_replicas(reset.run, num_replicas, (0,), 0)(keys),
+            data,
+        ),
+        in_axes=(None, 0, None),
+        out_axes=(None, 0, None),
     )
-    setup_job = pool.submit(compiler(setup, key, keys, runs_once=True))
+    setup_job = pool.submit(compiler(setup, key, keys, data, runs_once=True))
     actor_state = actor_state_shapes(reset.shapes, plan)
 
     def compile_block(num_recorded: int) -> Future:
         block = over_all(
             make_block(update, num_replicas, num_recorded),
-            in_axes=(None, 0, None),
+            in_axes=(None, 0, None, None),
             out_axes=(None, 0, None, None, 0),
             donate_argnums=(1,),
         )
-        return pool.submit(compiler(block, init.shapes, actor_state, count))
+        return pool.submit(compiler(block, init.shapes, actor_state, count, data))
 
     options = config.logger.vault
     recorded = 0

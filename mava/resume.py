@@ -34,20 +34,21 @@ class Misfit(UserError):  # noqa: N818
 
 def check_overrides(overrides: list[str], run: RunConfig) -> None:
     """Raises UserError if one would make another run of it, or none would be read."""
+    budget = getattr(run.system, "total_timesteps", None)
     for text in overrides:
         for name, reason in FIXED.items():
             if re.match(rf"\+*{re.escape(name)}\b", text):
                 raise UserError(f"{text}: can't be changed in a run that goes on: {reason}.")
-        if text.startswith("system.num_updates=") and run.system.total_timesteps is not None:
+        if text.startswith("system.num_updates=") and budget is not None:
             raise UserError(f"{text}: the run has a budget in system.total_timesteps; change that.")
 
 
-def plan_rest(run: RunConfig, steps_per_update: int, stored: Stored) -> Plan:
+def plan_rest(run: RunConfig, system: System, stored: Stored) -> Plan:
     """Returns the plan of a run that goes on: the stored blocks, perhaps more or fewer of them.
 
     Args:
         run: what the user asked for.
-        steps_per_update: of one replica.
+        system: what is trained.
         stored: the checkpoint.
 
     Raises UserError.
@@ -66,15 +67,15 @@ def plan_rest(run: RunConfig, steps_per_update: int, stored: Stored) -> Plan:
         schedule = schedule._replace(
             first_update=progress.num_updates, first_block=progress.num_blocks
         )
-    plan = make_plan(run, steps_per_update, choose_devices(num_devices), schedule)
+    plan = make_plan(run, system, choose_devices(num_devices), schedule)
     if plan.steps_per_update != about["steps_per_update"]:
         raise Misfit(
-            f"an update would be {plan.steps_per_update:,} environment steps, but is "
+            f"an update would be {plan.steps_per_update:,} {plan.unit}, but is "
             f"{about['steps_per_update']:,} in the checkpoint"
         )
     if plan.num_updates < progress.num_updates:
         raise UserError(
-            f"The run has done {progress.env_step:,} environment steps, more than the "
+            f"The run has done {progress.env_step:,} {plan.unit}, more than the "
             f"{plan.total_steps:,} it is asked for."
         )
     return plan
@@ -120,7 +121,7 @@ def announce_resumed(run: RunConfig, plan: Plan, stored: Stored, about: dict[str
         print(f"Packages are not those of the checkpoint: {', '.join(changed)}.", file=sys.stderr)
     if not run.logger.use_console:
         return
-    print(f"Going on after {progress.env_step:,} of {plan.total_steps:,} environment steps.")
+    print(f"Going on after {progress.env_step:,} of {plan.total_steps:,} {plan.unit}.")
     if plan.num_updates != before["num_updates"]:
         decay = getattr(run.system, "decay_learning_rates", False)
         print(

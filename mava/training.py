@@ -53,6 +53,7 @@ class Training:
         self,
         system: System,
         programs: Programs,
+        data: tuple[Any, ...],
         plan: Plan,
         config: RunConfig,
         folder: Path,
@@ -64,6 +65,7 @@ class Training:
     ) -> None:
         self.system = system
         self.programs = programs
+        self.data = data
         self.plan = plan
         self.config = config
         self.folder = folder
@@ -111,7 +113,8 @@ class Training:
     def start(self, resumed: Stored | None, pretrained: Stored | None) -> None:
         """Sets `snapshot` and the clock: at the beginning, or where the checkpoint was taken."""
         keys = split_keys(self.keys.reset, self.plan)
-        learner_state, actor_state = self.programs.setup.result()(self.keys.init, keys)
+        setup = self.programs.setup.result()
+        learner_state, actor_state, self.data = setup(self.keys.init, keys, self.data)
         progress = Progress()
         if pretrained is not None:
             (params,) = fill(pretrained.arrays, params_of(learner_state)).values()
@@ -169,7 +172,7 @@ class Training:
         for done in range(0, num_updates, at_once):
             count = min(at_once, num_updates - done)
             learner_state, actor_state, new, first_bad, steps = program(
-                learner_state, actor_state, np.int32(count)
+                learner_state, actor_state, np.int32(count), self.data
             )
             self.wait(first_bad.is_ready, count * self.plan.steps_per_update)
             if int(first_bad) >= 0:
@@ -247,7 +250,7 @@ class Training:
         signum, env_step = self.signals.received, self.progress.env_step
         if signum is None:
             return
-        message = f"Stopped by signal {signum} after {env_step:,} environment steps"
+        message = f"Stopped by signal {signum} after {env_step:,} {self.plan.unit}"
         if self.config.logger.checkpointing.save_model:
             if env_step:
                 self.checkpoints.save_now(self.snapshot)
@@ -294,7 +297,8 @@ def params_of(learner_state: Any) -> dict[str, Any]:
 def diverged(metrics: Metrics, update: int, plan: Plan) -> TrainingError:
     bad = [name for name, (total, _) in metrics.learn.items() if not np.isfinite(total)]
     return TrainingError(
-        f"NaN or infinity in {', '.join(bad)}, first in update {update}, at environment step "
-        f"{(update + 1) * plan.steps_per_update:,}. Training stopped; the parameters of this "
-        f"block are not kept. arch.debug=true stops at the operation that made the first NaN."
+        f"NaN or infinity in {', '.join(bad)}, first in update {update}, after "
+        f"{(update + 1) * plan.steps_per_update:,} {plan.unit}. Training stopped; the parameters "
+        "of this block are not kept. arch.debug=true stops at the operation that made the first "
+        "NaN."
     )

@@ -141,9 +141,7 @@ class System(NamedTuple, Generic[LearnerState, ActorState]):
     """init(key): what is learnt, at the start."""
     reset: Callable[[jax.Array], ActorState]
     """reset(key): a stream of experience, at the start."""
-    update: Callable[
-        [LearnerState, ActorState], tuple[LearnerState, ActorState, Metrics, Experience]
-    ]
+    update: Callable[..., tuple[LearnerState, ActorState, Metrics, Experience | None]]
     """update(learner_state, actor_state): one rollout and one round of learning. Averages what it
     learns with `mava.utils.parallel`; LearnerState and Metrics leave it equal everywhere."""
     act: Callable[[Any, Observation, Any, jax.Array, bool], tuple[jax.Array, Any]]
@@ -154,7 +152,11 @@ class System(NamedTuple, Generic[LearnerState, ActorState]):
     act_params: Callable[[LearnerState], Any]
     """act_params(learner_state): what `act` needs."""
     steps_per_update: int
-    """Environment steps in one update of one replica."""
+    """Environment steps in one update of one replica; if offline, steps of learning in an update.
+    """
+    offline: bool = False
+    """Whether it learns from a vault. Then `update` takes the vault's Experience, (T, ...) in one
+    stream of episodes, as its third argument, and returns None in place of one."""
 
 
 def array_spec(shape: tuple[int, ...], dtype: Any) -> Any:

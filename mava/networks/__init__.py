@@ -11,6 +11,7 @@ from mava.networks.heads import (
     ValueHead,
     make_action_head,
 )
+from mava.networks.mixing import LinearMixer
 from mava.networks.recurrent import RecurrentActor, RecurrentCritic, RecurrentTorso
 from mava.networks.torsos import CNNTorso, MLPTorso
 
@@ -20,6 +21,7 @@ __all__ = [
     "CategoricalHead",
     "FeedForwardActor",
     "FeedForwardCritic",
+    "LinearMixer",
     "MLPTorso",
     "MultiCategoricalHead",
     "RecurrentActor",

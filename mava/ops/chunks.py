@@ -1,8 +1,9 @@
-"""A rollout cut into shorter sequences."""
+"""Rollouts, and streams of steps, cut into sequences."""
 
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 
 Tree = TypeVar("Tree")
 
@@ -26,3 +27,18 @@ def to_sequences(tree: Tree, num_chunks: int) -> Tree:
         return chunks.swapaxes(0, 1).reshape(length, num_chunks * num_envs, *rest)
 
     return jax.tree.map(cut, tree)
+
+
+def sample_sequences(key: jax.Array, stream: Tree, num_sequences: int, length: int) -> Tree:
+    """Returns sequences (L, B, ...) of a stream (T, ...), each from a step drawn at random.
+
+    Args:
+        key: of the draw.
+        stream: of arrays (T, ...).
+        num_sequences: B.
+        length: L, at most T.
+    """
+    num_steps = jax.tree.leaves(stream)[0].shape[0]
+    first = jax.random.randint(key, (num_sequences,), 0, num_steps - length + 1)
+    rows = first + jnp.arange(length)[:, None]
+    return jax.tree.map(lambda x: x[rows], stream)

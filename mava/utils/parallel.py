@@ -27,6 +27,11 @@ def pmean(tree: Tree) -> Tree:
     return _as_one_vector(jax.lax.pmean, tree)
 
 
+def pmax(x: jax.Array) -> jax.Array:
+    """Returns the largest of each entry over all devices and replicas."""
+    return jax.lax.pmax(x, AXES)
+
+
 def everywhere(flag: jax.Array) -> jax.Array:
     """Returns whether a bool () is set on every device and replica: a predicate for `cond`."""
     return jax.lax.pmin(flag.astype(jnp.int32), AXES) > 0
