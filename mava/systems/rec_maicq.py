@@ -46,6 +46,7 @@ class Config:
     actor_lr: float = 5e-4  # of Adam, > 0
     critic_lr: float = 5e-4
     gamma: float = 0.99  # discount factor, [0, 1]
+    td_lambda: float = 0.8  # lambda of the targets, [0, 1]; 0: from one step to the next
     tau: float = 0.005  # by which the targets move towards critic and mixer, (0, 1]
     policy_temperature: float = 0.1  # alpha of the policies' weights, > 0; large: all are 1
     value_temperature: float = 1000.0  # alpha of the targets' weights, > 0
@@ -62,8 +63,9 @@ class Config:
                      "max_grad_norm"):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0.")
-        if not 0 <= self.gamma <= 1:
-            raise ValueError(f"gamma={self.gamma} must be between 0 and 1.")
+        for name in ("gamma", "td_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 1.")
         if not 0 < self.tau <= 1:
             raise ValueError(f"tau={self.tau} must be above 0 and at most 1.")
         if not 0 <= self.seed < 2**32:
@@ -140,17 +142,27 @@ def softmax_weights(x: jax.Array) -> jax.Array:
 
 
 def targets(algo: Algorithm, params: Params, batch: Experience) -> tuple[jax.Array, jax.Array]:
-    """Returns what the team's values are to become (L - 1, B), and where that is known.
+    """Returns what the team's values are to become (L - 1, B), and where that is known: TD(lambda).
 
     The value of the next step is that of the action which the data took there; its weight stands
     for the policy that the data allows. Where an episode was cut, no successor is known.
     """
+    config = algo.config
     _, team_value, _ = values(algo, params.target, batch)
-    next_value = team_value[1:] * softmax_weights(team_value[1:] / algo.config.value_temperature)
-    discount = jnp.max(batch.discount[:-1], axis=-1)  # 0 where all have ended
+    next_value = team_value[1:] * softmax_weights(team_value[1:] / config.value_temperature)
+    discount = config.gamma * jnp.max(batch.discount[:-1], axis=-1)  # 0 where all have ended
     reward = jnp.mean(batch.reward[:-1], axis=-1)
-    known = ~batch.last[:-1] | (discount == 0)
-    return reward + algo.config.gamma * discount * next_value, known.astype(reward.dtype)
+    known = ~batch.last[:-1] | (jnp.max(batch.discount[:-1], axis=-1) == 0)
+
+    def backwards(after: jax.Array, step: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        reward, discount, next_value, value, known = step
+        mixed = (1 - config.td_lambda) * next_value + config.td_lambda * after
+        target = reward + discount * mixed
+        return jnp.where(known, target, value), target
+
+    steps = (reward, discount, next_value, team_value[:-1], known)
+    _, target = jax.lax.scan(backwards, next_value[-1], steps, reverse=True)
+    return target, known.astype(reward.dtype)
 
 
 def critic_loss(
