@@ -48,6 +48,12 @@ def load_experience(run: RunConfig, env: VectorEnv) -> Experience:
     assert run.vault is not None
     vault = find_vault(Path(run.vault))
     check_fits(vault, env, run)
+    length = getattr(run.system, "sequence_length", 1)
+    if vault.num_steps < length:
+        raise UserError(
+            f"The vault {vault.folder} has {vault.num_steps} steps, fewer than a sequence: "
+            f"system.sequence_length={length}."
+        )
     steps = read_steps(vault)
     episodes = find_episodes(steps)
     if run.logger.use_console:

@@ -46,15 +46,37 @@ TINY_MAAC = (
 )
 
 
+TINY_BC = (
+    *TINY[:3],
+    *TINY[4:6],
+    "system.batch_size=8",
+    "system.sequence_length=4",
+    "network.hidden_state_dim=16",
+    "network.actor_network.pre_torso.layer_sizes=[16]",
+    "network.actor_network.post_torso.layer_sizes=[16]",
+)
+TINY_MAICQ = (
+    *TINY_BC,
+    "network.critic_network.pre_torso.layer_sizes=[16]",
+    "network.critic_network.post_torso.layer_sizes=[16]",
+    "network.mixing_network.mixer.layer_sizes=[16]",
+)
+OTHERS = {  # network and options of systems that are not PPO's
+    "ff_maac": ("maac", TINY_MAAC),
+    "rec_bc": ("rnn_actor", TINY_BC),
+    "rec_maicq": ("maicq", TINY_MAICQ),
+}
+
+
 def tiny(system: str) -> tuple[str, ...]:
-    if system == "ff_maac":
-        return TINY_MAAC
+    if system in OTHERS:
+        return OTHERS[system][1]
     return TINY_RNN if is_recurrent(system) else TINY
 
 
 def network_of(system: str) -> str:
-    if system == "ff_maac":
-        return "maac"
+    if system in OTHERS:
+        return OTHERS[system][0]
     return "rnn" if is_recurrent(system) else "mlp"
 
 
