@@ -51,7 +51,8 @@ def train(arguments: argparse.Namespace, seed: int) -> None:
     command = [sys.executable, str(file), f"env={arguments.env}", f"system.seed={seed}"]
     if arguments.scenario:
         command.append(f"env/scenario={arguments.scenario}")
-    command += [f"logger.base_exp_path={task_folder(arguments)}", *arguments.overrides]
+    command += [f"logger.base_exp_path={task_folder(arguments)}"]
+    command += [text.replace("{seed}", str(seed)) for text in arguments.overrides]
     print(f"Seed {seed}: {' '.join(command[1:])}", flush=True)
     subprocess.run(command, check=True, stdout=None if arguments.verbose else subprocess.DEVNULL)
 
@@ -138,7 +139,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results/learning"))
     parser.add_argument("--plot", type=Path, help="also draw the curves into this file")
     parser.add_argument("--verbose", action="store_true", help="show the runs' own output")
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides, e.g. system.gamma=0.95")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        help="Hydra overrides, e.g. system.gamma=0.95 or vault=vaults/{seed}",
+    )
     arguments = parser.parse_args()
     curve = collect(arguments)
     report(arguments, curve)

@@ -44,11 +44,11 @@ class Config:
     batch_size: int = 64  # sequences in a batch, over devices and replicas
     sequence_length: int = 20  # L, steps of a sequence; the last one is only a successor
     actor_lr: float = 5e-4  # of Adam, > 0
-    critic_lr: float = 5e-4
+    critic_lr: float = 1e-3
     gamma: float = 0.99  # discount factor, [0, 1]
     td_lambda: float = 0.8  # lambda of the targets, [0, 1]; 0: from one step to the next
     tau: float = 0.005  # by which the targets move towards critic and mixer, (0, 1]
-    policy_temperature: float = 0.1  # alpha of the policies' weights, > 0; large: all are 1
+    policy_temperature: float = 0.02  # alpha of the policies' weights, > 0; large: all are 1
     value_temperature: float = 1000.0  # alpha of the targets' weights, > 0
     max_grad_norm: float = 10.0  # of policies, and of critic and mixer, > 0
     add_agent_id: bool = True  # append a one-hot agent id to each view
