@@ -1,8 +1,9 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mava.ops.chunks import to_sequences
+from mava.ops.chunks import sample_sequences, to_sequences
 
 
 def test_hand_worked():
@@ -30,3 +31,16 @@ def test_against_a_loop(num_chunks):
 def test_chunks_must_fit():
     with pytest.raises(AssertionError, match="4 chunks of 6 steps"):
         to_sequences(jnp.zeros((6, 2)), 4)
+
+
+def test_sequences_of_a_stream():
+    """Steps in their order, from every first step that leaves room, at equal chances."""
+    stream = {"step": jnp.arange(10), "double": 2.0 * jnp.arange(10)[:, None]}
+    sequences = sample_sequences(jax.random.key(0), stream, 8000, 4)
+    assert sequences["step"].shape == (4, 8000)
+    assert sequences["double"].shape == (4, 8000, 1)
+    assert (jnp.diff(sequences["step"], axis=0) == 1).all()
+    assert (sequences["double"][..., 0] == 2 * sequences["step"]).all()
+    firsts = jnp.bincount(sequences["step"][0], length=10)
+    assert (firsts[7:] == 0).all()
+    assert (jnp.abs(firsts[:7] / 8000 - 1 / 7) < 0.02).all()
