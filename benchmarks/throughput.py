@@ -11,7 +11,8 @@ One row per number of environments, all in environment steps per second:
   passes (of a recurrent network with its cell's), timed on one device in the same process; times
   the devices. The fraction of the bound is training / bound, by wall and by CPU seconds;
 - saving overhead: how much longer training takes with a checkpoint after every block of the run, of
-  which the loop itself waits "saving blocks"; the rest is written while the next block runs.
+  which the loop itself waits "saving blocks"; the rest is written while the next block runs;
+- with --record, recording overhead: how much longer training takes when all is recorded.
 
     python benchmarks/throughput.py --all
 
@@ -22,6 +23,7 @@ Pin it to one core (`taskset -c 0`) for figures that repeat: wall and CPU second
 
 import argparse
 import dataclasses
+import functools
 import json
 import resource
 import tempfile
@@ -44,11 +46,14 @@ from mava import experiment
 from mava.check_env import random_action
 from mava.checkpoints import Checkpoints, list_checkpoints
 from mava.programs import split_keys
+from mava.recorder import Recorder, vault_steps
 from mava.resume import about_run
 from mava.snapshot import Progress, Snapshot
 from mava.types import Observation
+from mava.vault import find_vault, read_steps
 
 SECONDS = 2.0  # of a measurement
+RECORDED_CHUNKS = 6  # in a measurement of the cost of recording
 REPEATS = 3  # measurements; the fastest counts, others on the machine can only slow it down
 
 
@@ -261,6 +266,48 @@ def saving_cost(run_updates: Callable[[int], Snapshot], run: Any, plan: Any) -> 
     }
 
 
+def recording_cost(run: Any, module: Any) -> dict[str, float]:
+    """Returns what recording into a vault costs, and the vault's size against its raw arrays."""
+    options = dataclasses.replace(run.logger.vault, record=True, every=2)  # so, both programs
+    run = dataclasses.replace(run, logger=dataclasses.replace(run.logger, vault=options))
+    env, system, plan = experiment.build(module, run)
+    to_steps = functools.partial(vault_steps, env=env, has_agent_ids=run.system.add_agent_id)
+    with ThreadPoolExecutor(4) as pool:
+        programs = experiment.compile_programs(env, system, plan, run, pool, to_steps)
+        setup, block = programs.setup.result(), programs.block.result()
+        assert programs.record is not None
+        record = programs.record.result()
+    states = list(setup(jax.random.key(0), split_keys(jax.random.key(1), plan), ()))
+    at_once = programs.num_recorded
+    times: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    with tempfile.TemporaryDirectory() as folder:
+        recorder = Recorder(run, Path(folder), env.num_streams * env.num_envs, None)
+        for recording in [False, True] * (REPEATS + 1):
+            wall, cpu = time.perf_counter(), time.process_time()
+            for _ in range(RECORDED_CHUNKS):
+                program = record if recording else block
+                states[0], states[1], _, bad, steps = program(*states[:2], np.int32(at_once), ())
+                assert int(bad) < 0, "training diverged"
+                if recording:
+                    recorder.add(steps, at_once)
+            recorder.settle()
+            times[recording].append((time.perf_counter() - wall, time.process_time() - cpu))
+        recorder.close()
+        vault = find_vault(Path(folder))
+        raw = sum(x.nbytes for x in read_steps(vault).values())
+        disk = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    # The first of either warms up.
+    (plain_wall, plain_cpu), (wall, cpu) = (
+        np.min(times[recording][1:], axis=0) for recording in (False, True)
+    )
+    return {
+        "recording_overhead_percent": 100 * (wall / plain_wall - 1),
+        "recording_overhead_cpu_percent": 100 * (cpu / plain_cpu - 1),
+        "vault_bytes_of_raw_percent": 100 * disk / raw,
+        "recorded_raw_megabytes": raw / 1e6,
+    }
+
+
 def make_run(arguments: argparse.Namespace, env: str, num_envs: int, module: Any) -> Any:
     """Returns what a run with these environments is told."""
     overrides = [
@@ -337,6 +384,7 @@ def benchmark(arguments: argparse.Namespace, num_envs: int, module: Any) -> dict
         "compile_seconds": compile_seconds,
         "peak_memory_mb": peak_memory_mb,
         **saving,
+        **(recording_cost(run, module) if arguments.record else {}),
     }
 
 
@@ -345,6 +393,7 @@ def main() -> None:
     parser.add_argument("--system", default="ff_mappo")
     parser.add_argument("--env", default="rware")
     parser.add_argument("--scenario")
+    parser.add_argument("--record", action="store_true", help="also the cost of recording vaults")
     parser.add_argument("--all", action="store_true", help="every environment, briefly")
     parser.add_argument("--num-envs", type=int, nargs="+", help="default: 16 64 256; 64 with --all")
     parser.add_argument("--devices", type=int, default=1)

@@ -183,7 +183,7 @@ def test_a_full_disk_ends_the_run_with_one_sentence(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "write", write_once)
         patch.setattr(Checkpoints, "save_if_due", Checkpoints.save_now)
-        with pytest.raises(UserError, match=r"Can't save a checkpoint at 128 .*No space left"):
+        with pytest.raises(UserError, match=r"Can't save a checkpoint after 128 .*No space left"):
             train("ff_ippo", *run, f"logger.base_exp_path={tmp_path}", probe="RandomLength")
     assert names(run_folder(tmp_path) / "checkpoints") == ["64"]
     experiment.resume(run_folder(tmp_path), "ff_ippo", [])
@@ -237,7 +237,7 @@ def test_files_that_can_not_grow(tmp_path):
     assert process.returncode == 1
     assert "Traceback" not in process.stderr
     message = (
-        r"\nCan't save a checkpoint at 64 environment steps in .*/checkpoints: Failed to write \d+ "
+        r"\nCan't save a checkpoint after 64 steps in .*/checkpoints: Failed to write \d+ "
         r"bytes to file \d+: File too large .*\. The checkpoints before it are complete\.\n"
     )
     assert len(re.findall(message, process.stderr)) == 1, process.stderr

@@ -18,6 +18,7 @@ from mava import experiment, signals, training
 from mava.plan import make_plan
 from mava.programs import compile_programs, split_keys
 from mava.training import Training
+from mava.types import System
 from tests.running import (
     TINY,
     make_run,
@@ -130,7 +131,8 @@ def test_logged_steps_are_the_steps_taken(devices, replicas, tmp_path, monkeypat
 def test_blocks_share_out_the_updates(num_updates, num_evaluation, expected):
     run = make_run("ff_ippo", f"system.num_updates={num_updates}",
                    f"arch.num_evaluation={num_evaluation}")  # fmt: skip
-    plan = make_plan(run, 32, jax.devices()[:1])
+    system = System(*[None] * 6, steps_per_update=32)
+    plan = make_plan(run, system, jax.devices()[:1])
     ends = [plan.block_end(block) for block in range(plan.num_evaluations)]
     assert [end - start for start, end in zip([0, *ends], ends, strict=False)] == expected
 
@@ -185,7 +187,7 @@ def test_nan_stops_and_names_the_update(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "learn", poisoned)
     options = ("system.num_updates=6", "arch.num_evaluation=3", "arch.num_devices=1")
-    with pytest.raises(experiment.TrainingError, match=r"actor_loss.* update 3, .*step 128"):
+    with pytest.raises(experiment.TrainingError, match=r"actor_loss.* update 3, after 128 env"):
         train("ff_ippo", *QUIET, *options, f"logger.base_exp_path={tmp_path}", probe="RightAction")
     record = read_metrics(tmp_path)
     assert list(record) == ["step_0"]  # what was logged stays, the bad block is not evaluated
@@ -326,9 +328,9 @@ def test_memory_does_not_grow_with_the_updates_of_a_block():
         programs = compile_programs(env, system, plan, run, pool)
         setup, block = programs.setup.result(), programs.block.result()
     key = jax.random.key(0)
-    state = setup(key, split_keys(key, plan))
+    *state, _ = setup(key, split_keys(key, plan), ())
     for num_updates in (1, 50):
-        *state, metrics, first_bad = block(*state, np.int32(num_updates))
+        *state, metrics, first_bad, _ = block(*state, np.int32(num_updates), ())
         assert float(metrics.learn["entropy"][1]) == num_updates * 4 * 2  # epochs x minibatches
         assert all(leaf.size == 1 for leaf in jax.tree.leaves((metrics, first_bad)))
 

@@ -123,7 +123,7 @@ def test_another_scenario_and_other_options(trained, tmp_path, capsys):
         ),
         (["env/scenario=huge"], "env/scenario=huge: LevelBasedForaging has 10x10-3p-3f"),
         (["env/scenario=tiny-2ag"], "tiny-2ag is a scenario of RobotWarehouse"),
-        (["checkpoint=7"], r"checkpoint=7 must be best, last or one of the environment steps"),
+        (["checkpoint=7"], r"checkpoint=7 must be best, last or one of the steps"),
         (["num_episodes=0"], "num_episodes=0 must be at least 1"),
         (["num_devices=3"], r"^num_devices=3, but there are 2"),
         (["num_episodes=x"], "could not be converted to Integer"),
