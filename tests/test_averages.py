@@ -117,9 +117,7 @@ def test_devices_and_replicas_agree(name, devices, replicas):
     key = jax.random.key(0)
     learner_state, actor_state, _ = setup(key, programs.split_keys(key, plan), ())
     start = jax.device_get(learner_state.params)
-    learner_state, actor_state, metrics, bad, _ = block(
-        learner_state, actor_state, np.int32(3), ()
-    )
+    learner_state, actor_state, metrics, bad, _ = block(learner_state, actor_state, np.int32(3), ())
     assert int(bad) == -1
     assert float(metrics.episodes["episode_length"].count) == 3 * 8 * devices * replicas
     for before, leaf in zip(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from mava import evaluate, experiment, render
+from mava import evaluate, experiment, render, vault
 from mava.checkpoints import list_checkpoints
 from mava.experiment import forget_programs
 from tests.conftest import num_memory_maps
@@ -320,7 +320,7 @@ def test_sigterm_ends_a_real_process_in_order(tmp_path):
 def readme_commands():
     """The indented command lines of the README that train."""
     lines = (line.strip() for line in (ROOT / "README.md").read_text().splitlines())
-    pattern = r"(python|make train)\b.*(env|my_idea|\$RUN)"
+    pattern = r"(python|make train)\b.*(env|my_idea|\$RUN|\$VAULT)"
     return [line for line in lines if re.match(pattern, line)]
 
 
@@ -335,7 +335,7 @@ def test_readme_names_existing_things():
     assert all(f"\n{target}: install" in makefile for target in targets)
 
 
-@pytest.mark.parametrize("command", [x for x in readme_commands() if "$RUN" not in x])
+@pytest.mark.parametrize("command", [x for x in readme_commands() if "$" not in x])
 def test_readme_command_runs(command, fork, tmp_path):
     """As written, but tiny."""
     words = shlex.split(command, comments=True)
@@ -356,6 +356,26 @@ def test_readme_command_runs(command, fork, tmp_path):
     if "--help" not in words:
         assert "best parameters: return" in output
         assert len(list(tmp_path.rglob("metrics.json"))) == 1 + ("rware,lbf" in command)
+
+
+def test_readme_commands_on_a_vault(tmp_path, monkeypatch):
+    """Of a tiny run, with tiny networks."""
+    train("ff_ippo", *TINY, "env=lbf", "env.kwargs.time_limit=10", "logger.use_console=false",
+          "logger.vault.record=true", f"logger.base_exp_path={tmp_path}")  # fmt: skip
+    folder = run_folder(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    commands = [command for command in readme_commands() if "$VAULT" in command]
+    assert len(commands) == 3
+    for command in commands:
+        words = shlex.split(command.replace("$VAULT", str(folder)))[1:]
+        if words[0] == "-m":
+            vault.main(words[2:])
+            continue
+        system = Path(words[0]).stem
+        options = [x for x in words[1:] if "num_updates" not in x]
+        assert run_cli(monkeypatch, system, *options, *tiny(system)) == (0, "")
+        (config,) = tmp_path.glob(f"results/{system}/LevelBasedForaging/*/*/*/config.yaml")
+        assert "time_limit: 10" in config.read_text()  # the environment is that of the vault
 
 
 def test_readme_commands_on_a_finished_run(tmp_path, monkeypatch):
