@@ -46,11 +46,11 @@ def find_vault(path: Path) -> StoredVault:
     """Returns the only vault in a folder or below it; raises UserError."""
     stores = (file.parent for file in path.rglob("manifest.ocdbt"))
     found = sorted(folder for folder in stores if (folder / "metadata.json").exists())
-    if len(found) != 1:
+    if not found:
+        raise UserError(f"{path} holds no vault.")
+    if len(found) > 1:
         names = "".join(f"\n  {folder}" for folder in found)
-        raise UserError(
-            f"{path} holds {len(found) or 'no'} vaults{', name one:' * bool(found)}{names}"
-        )
+        raise UserError(f"{path} holds {len(found)} vaults, name one:{names}")
     return open_vault(found[0])
 
 

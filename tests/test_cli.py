@@ -67,6 +67,9 @@ def run_cli(monkeypatch, system, *overrides):
             "load_args.checkpoint=best must be last or a number of steps",
         ),
         (["logger.checkpointing.max_to_keep=0"], "max_to_keep=0 must be at least 1."),
+        (["logger.vault.every=0"], "logger.vault.every=0 must be at least 1."),
+        (["logger.vault.max_megabytes=0"], "logger.vault.max_megabytes=0.0 must be above 0."),
+        (["vault=nowhere"], "nowhere holds no vault."),
         (["logger.render_every=0"], "logger.render_every=0 must be at least 1."),
         (["env=chess"], "Available options in 'env':\n\tcleaner\n\tcoin_game\n\tconnector"),
         (
@@ -324,6 +327,10 @@ def readme_commands():
     return [line for line in lines if re.match(pattern, line)]
 
 
+def is_of_vaults(command):
+    return "$VAULT" in command or "logger.vault" in command
+
+
 def test_readme_names_existing_things():
     text = (ROOT / "README.md").read_text()
     assert len(readme_commands()) >= 6
@@ -335,7 +342,9 @@ def test_readme_names_existing_things():
     assert all(f"\n{target}: install" in makefile for target in targets)
 
 
-@pytest.mark.parametrize("command", [x for x in readme_commands() if "$" not in x])
+@pytest.mark.parametrize(
+    "command", [x for x in readme_commands() if "$" not in x and not is_of_vaults(x)]
+)
 def test_readme_command_runs(command, fork, tmp_path):
     """As written, but tiny."""
     words = shlex.split(command, comments=True)
@@ -359,20 +368,19 @@ def test_readme_command_runs(command, fork, tmp_path):
 
 
 def test_readme_commands_on_a_vault(tmp_path, monkeypatch):
-    """Of a tiny run, with tiny networks."""
-    train("ff_ippo", *TINY, "env=lbf", "env.kwargs.time_limit=10", "logger.use_console=false",
-          "logger.vault.record=true", f"logger.base_exp_path={tmp_path}")  # fmt: skip
-    folder = run_folder(tmp_path)
+    """One after the other, in this process, but tiny."""
     monkeypatch.chdir(tmp_path)
-    commands = [command for command in readme_commands() if "$VAULT" in command]
-    assert len(commands) == 3
+    commands = [command for command in readme_commands() if is_of_vaults(command)]
+    assert len(commands) == 4
     for command in commands:
+        folder = next(tmp_path.glob("results/ff_ippo/*/*/*/*"), None)
         words = shlex.split(command.replace("$VAULT", str(folder)))[1:]
         if words[0] == "-m":
             vault.main(words[2:])
             continue
         system = Path(words[0]).stem
-        options = [x for x in words[1:] if "num_updates" not in x]
+        options = [x for x in words[1:] if "num_updates" not in x and "timesteps" not in x]
+        options += ["env.kwargs.time_limit=10"] * (system == "ff_ippo")
         assert run_cli(monkeypatch, system, *options, *tiny(system)) == (0, "")
         (config,) = tmp_path.glob(f"results/{system}/LevelBasedForaging/*/*/*/config.yaml")
         assert "time_limit: 10" in config.read_text()  # the environment is that of the vault

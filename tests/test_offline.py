@@ -131,7 +131,7 @@ def test_vaults_that_do_not_fit(change, message, tmp_path):
         ("rec_bc", (), r"rec_bc learns from a vault: add vault="),
         ("ff_ippo", ("vault=x",), r"ff_ippo does not learn from a vault: leave out vault="),
         ("rec_bc", ("vault=x", "logger.vault.record=true"), r"rec_bc has nothing to record"),
-        ("rec_bc", ("vault=nowhere",), r"nowhere holds no vaults"),
+        ("rec_bc", ("vault=nowhere",), r"nowhere holds no vault"),
     ],
 )
 def test_the_wrong_source(system, overrides, message, tmp_path):

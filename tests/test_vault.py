@@ -116,7 +116,7 @@ def test_merge_of_unlike_vaults(vault, tmp_path):
     ("arguments", "message"),
     [
         (["describe", "{folder}"], "holds 2 vaults, name one"),
-        (["describe", "{folder}/nothing"], "holds no vaults"),
+        (["describe", "{folder}/nothing"], "holds no vault"),
         (["convert", "{vault}", "--to", "x", "--percentiles", "50", "20"], "lower one first"),
         (["convert", "{vault}", "--to", "x", "--percentiles", "50", "51"], "no episodes between"),
         (["convert", "{vault}", "--to", "other"], "is there already"),
