@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mava.config import Checkpointing, UserError
+from mava.config import Checkpointing, UserError, short_reason
 from mava.snapshot import Packed, Progress, Snapshot, to_host, unpack
 
 FORMAT = 1  # of what a checkpoint holds; one more with each change that old code can't read
@@ -110,7 +110,7 @@ class Checkpoints:
         except Exception as error:
             raise UserError(
                 f"Can't save a checkpoint after {about['progress']['env_step']:,} steps "
-                f"in {self._folder}: {_reason(error)}. The checkpoints before it are complete."
+                f"in {self._folder}: {short_reason(error)}. The checkpoints before it are complete."
             ) from error
 
     def _delete_old(self) -> None:
@@ -137,12 +137,6 @@ def _import_orbax() -> None:
 
     # What fails in its threads is raised here, as one sentence; they also log it with a traceback.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
-
-
-def _reason(error: Exception) -> str:
-    """Returns the end of what tensorstore says, after all the paths."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].rsplit('": ', 1)[-1].rstrip(".")
 
 
 def _delete(folder: Path) -> None:
@@ -234,7 +228,7 @@ def read_newest(folder: Path, with_buffer: bool = True) -> Stored | None:
                 return read_newest(folder, with_buffer)
             print(
                 f"The checkpoint {path} is damaged, so the one before it is used: "
-                f"{_reason(error)}.",
+                f"{short_reason(error)}.",
                 file=sys.stderr,
             )
     if found:
@@ -263,5 +257,5 @@ def read_checkpoint(run_folder: Path, which: str, with_buffer: bool = True) -> S
         raise
     except Exception as error:
         raise UserError(
-            f"The checkpoint {steps[int(which)]} is damaged: {_reason(error)}."
+            f"The checkpoint {steps[int(which)]} is damaged: {short_reason(error)}."
         ) from error

@@ -25,6 +25,12 @@ class UserError(CompactHydraException):
     """A mistake in the input: Hydra prints the sentence alone and exits with 1."""
 
 
+def short_reason(error: Exception) -> str:
+    """Returns the end of what tensorstore says, after all the paths."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rsplit('": ', 1)[-1].rstrip(".")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arch:
     """Values and comments stand in configs/arch/anakin.yaml."""

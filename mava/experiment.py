@@ -310,6 +310,7 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
                 *(system, programs, data, plan, config, folder, loggers, checkpoints, renderer),
                 *(recorder, signals),
             )
+            del data  # it is on the devices then, and need not be here, too
             return training.run(resumed, pretrained)
         except OSError as error:
             raise TrainingError(

@@ -156,7 +156,7 @@ class Recorder:
         """Writes what is left of whole episodes."""
         try:
             self.settle()
-            self._write()
+            self._pool.submit(self._write).result()  # Vault can't write where an event loop runs
         finally:
             self._pool.shutdown()
 
@@ -178,12 +178,11 @@ class Recorder:
         limits = [np.inf if self._options.max_steps is None else self._options.max_steps]
         if self._options.max_megabytes is not None and size:
             limits.append(self._options.max_megabytes * 1e6 / size)
-        ends = self.num_steps + 1 + np.flatnonzero(episode_ends(steps))
-        self._is_full = bool(np.any(ends > min(limits)))
-        if not self._is_full:
-            return steps
-        fitting = int(np.max(ends, where=ends <= min(limits), initial=self.num_steps))
-        return {name: x[: fitting - self.num_steps] for name, x in steps.items()}
+        ends = 1 + np.flatnonzero(episode_ends(steps))
+        fitting = ends[self.num_steps + ends <= min(limits)]
+        num_fitting = 0 if self._is_full or not len(fitting) else fitting[-1]
+        self._is_full |= len(fitting) < len(ends)
+        return {name: x[:num_fitting] for name, x in steps.items()}
 
     def _write(self) -> None:
         waiting, self._waiting = self._waiting, []

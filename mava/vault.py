@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mava.config import UserError, run_command
+from mava.config import UserError, run_command, short_reason
 
 # Gzip, Vault's default, takes longer than training. Readers find the compressor in the vault.
 COMPRESSION = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}
@@ -137,10 +137,9 @@ class VaultWriter:
             )
             self._vault.write(state, source_interval=(0, length))
         except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"Can't write to the vault {self.folder}: {reason}. The {self.num_steps:,} steps "
-                "before are complete."
+                f"Can't write to the vault {self.folder}: {short_reason(error)}. The "
+                f"{self.num_steps:,} steps before are complete."
             ) from error
         self.num_steps += length
         assert self._vault.vault_index == self.num_steps

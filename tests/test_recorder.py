@@ -151,7 +151,9 @@ def test_every_second_block(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "cap"), [("max_steps", 20), ("max_megabytes", 0.0015)])
-def test_a_cap(name, cap, tmp_path):
+def test_a_cap(name, cap, tmp_path, monkeypatch):
+    """Reached in the first block; what comes in it after that stays out, too."""
+    monkeypatch.setattr(programs, "RECORDED_BYTES", 1)
     record(tmp_path, "system.num_updates=4", f"logger.vault.{name}={cap}")
     steps = read(tmp_path)
     check_counted(steps)
