@@ -21,6 +21,13 @@ from mava.types import MarlEnv
 SYSTEM_FIELDS = ("seed", "num_updates", "update_batch_size", "add_agent_id")
 
 
+OPTIONS = {  # at the top of the config, beside the groups
+    "resume": None,  # the folder of a run to go on with
+    "vault": None,  # the folder of a vault to learn from, offline
+    "skip_finished": False,  # do not run again what a finished run in base_exp_path did
+}
+
+
 class UserError(CompactHydraException):
     """A mistake in the input: Hydra prints the sentence alone and exits with 1."""
 
@@ -202,7 +209,7 @@ def register(config_class: type, system_name: str, network: str, arch: str = "an
         "_self_",
         {"override hydra/job_logging": "stdout"},  # no log file
     ]
-    store.store(name="mava", node={"defaults": defaults, "resume": None, "vault": None})
+    store.store(name="mava", node={"defaults": defaults, **OPTIONS})
 
 
 def schema_of(config_class: type) -> DictConfig:

@@ -38,6 +38,7 @@ from mava.run_folder import create_run_folder, lock_folder, write_config
 from mava.signals import Stopped, StopSignals
 from mava.snapshot import Progress
 from mava.stored_run import find_system_file, load_run
+from mava.sweeps import failed_jobs_listed, find_finished, record_failure
 from mava.training import Training, TrainingError, read_pretrained, run_keys
 from mava.types import MarlEnv, System
 from mava.wrappers.episode_metrics import EpisodeMetrics
@@ -64,7 +65,8 @@ def main(file: str, network: str, arch: str = "anakin") -> None:
         configuration.register(module.Config, Path(file).stem, network, arch)
         job = functools.partial(run_job, file)
         job.__module__ = Path(file).stem  # Hydra names the job after it
-        hydra.main(version_base=None, config_path="pkg://mava.configs", config_name="mava")(job)()
+        with failed_jobs_listed():
+            hydra.main("pkg://mava.configs", "mava", version_base=None)(job)()
     except UserError as error:
         sys.exit(str(error))
     except Stopped as stop:
@@ -95,10 +97,17 @@ def run_job(file: str, cfg: Any) -> float:
         if cfg.vault is not None:
             use_vault(cfg, list(hydra_cfg.overrides.task))
         module = configuration.load_system(file)
-        return run(module, configuration.parse(cfg, Path(file).resolve()))
-    except UserError as error:
-        if hydra_cfg.mode == RunMode.MULTIRUN:  # Hydra itself waits for the last job
-            print(f"Job {hydra_cfg.job.num} failed: {error}", file=sys.stderr, flush=True)
+        config = configuration.parse(cfg, Path(file).resolve())
+        finished = find_finished(config) if cfg.skip_finished else None
+        if finished is not None:
+            folder, result = finished
+            print(f"{folder} is such a run, and finished: skipped.")
+            return result
+        return run(module, config)
+    except Exception as error:
+        if hydra_cfg.mode == RunMode.MULTIRUN:
+            overrides = list(hydra_cfg.overrides.task)
+            record_failure(hydra_cfg.sweep.dir, hydra_cfg.job.num, overrides, error)
         raise
     finally:
         if hydra_cfg.mode == RunMode.MULTIRUN:

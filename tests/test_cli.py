@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
+from mava import config as configuration
 from mava import evaluate, experiment, render, vault
 from mava.checkpoints import list_checkpoints
 from mava.experiment import forget_programs
@@ -197,13 +198,36 @@ def test_an_unwritable_cache_is_one_warning(tmp_path):
 
 
 def test_in_a_sweep_a_bad_job_does_not_stop_the_others(monkeypatch, tmp_path):
-    """And the sweep leaves nothing in the working directory but the results."""
+    """All that failed are listed at the end; nothing but the results is left behind."""
     monkeypatch.chdir(tmp_path)
-    code, error = run_cli(monkeypatch, "ff_ippo", "-m", "env=lbf", *TINY, "system.gamma=1.5,0.9")
+    gammas = "system.gamma=1.5,0.9,-1"
+    code, error = run_cli(monkeypatch, "ff_ippo", "-m", "env=lbf", *TINY, gammas)
     assert code == 1
-    assert "gamma=1.5 must be between 0 and 1." in error
+    said, listed = error.split("2 jobs failed, the others are complete:\n")
+    for job, gamma in ((0, 1.5), (2, -1)):
+        reason = f"Bad option: gamma={gamma:.1f} must be between 0 and 1."
+        assert f"Job {job} failed: {reason}" in said
+        assert re.search(rf"job {job}, env=lbf .*system.gamma={gamma}: {reason}\n", listed)
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
     assert "absolute_metrics" in read_metrics(tmp_path / "results")
+
+
+def test_finished_runs_are_skipped(monkeypatch, tmp_path):
+    """Those of the same config and system file; others are run."""
+    monkeypatch.chdir(tmp_path)
+    options = ("env=lbf", *TINY, "arch.num_devices=1", "skip_finished=true")
+    assert run_cli(monkeypatch, "ff_ippo", *options)[0] == 0
+
+    def run_anew(*_):
+        raise configuration.UserError("run anew")
+
+    monkeypatch.setattr(experiment, "compile_programs", run_anew)
+    assert run_cli(monkeypatch, "ff_ippo", "-m", *options)[0] == 0
+    assert "run anew" in run_cli(monkeypatch, "ff_ippo", *options, "system.gamma=0.9")[1]
+    assert "run anew" in run_cli(monkeypatch, "ff_ippo", *options, "skip_finished=false")[1]
+    (metrics,) = [x for x in tmp_path.rglob("metrics.json") if "absolute" in x.read_text()]
+    metrics.write_text(metrics.read_text().replace("absolute_metrics", "step_99"))
+    assert "run anew" in run_cli(monkeypatch, "ff_ippo", *options)[1]  # it was stopped
 
 
 def test_a_sweep_frees_the_programs_of_its_jobs(monkeypatch, tmp_path):
