@@ -39,7 +39,7 @@ def list_failed(folder: Path) -> None:
     """Prints what `record_failure` wrote, in the order of the jobs."""
     failed = sorted(folder.glob("failed/*.txt"), key=lambda file: int(file.stem))
     if failed:
-        print(f"{len(failed)} jobs failed, the others are complete:", file=sys.stderr)
+        print(f"Failed jobs, {len(failed)}; the others are complete:", file=sys.stderr)
     for file in failed:
         print(f"  {file.read_text()}", file=sys.stderr)
 

@@ -203,7 +203,7 @@ def test_in_a_sweep_a_bad_job_does_not_stop_the_others(monkeypatch, tmp_path):
     gammas = "system.gamma=1.5,0.9,-1"
     code, error = run_cli(monkeypatch, "ff_ippo", "-m", "env=lbf", *TINY, gammas)
     assert code == 1
-    said, listed = error.split("2 jobs failed, the others are complete:\n")
+    said, listed = error.split("Failed jobs, 2; the others are complete:\n")
     for job, gamma in ((0, 1.5), (2, -1)):
         reason = f"Bad option: gamma={gamma:.1f} must be between 0 and 1."
         assert f"Job {job} failed: {reason}" in said
