@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from mava.vault import find_episodes, find_vault, read_steps
+from mava.stored_vault import find_episodes, find_vault, read_steps
 
 NAMES = {"rec_maicq": "MAICQ", "rec_bc": "behaviour cloning"}
 COLOURS = {"ff_ippo": "tab:blue", "rec_maicq": "tab:orange", "rec_bc": "tab:green"}

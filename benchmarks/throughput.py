@@ -49,8 +49,8 @@ from mava.programs import split_keys
 from mava.recorder import Recorder, vault_steps
 from mava.resume import about_run
 from mava.snapshot import Progress, Snapshot
+from mava.stored_vault import find_vault, read_steps
 from mava.types import Observation
-from mava.vault import find_vault, read_steps
 
 SECONDS = 2.0  # of a measurement
 RECORDED_CHUNKS = 6  # in a measurement of the cost of recording

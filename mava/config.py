@@ -236,6 +236,9 @@ def parse(cfg: DictConfig, system_file: Path) -> RunConfig:
         logger: Any = OmegaConf.to_object(cfg.logger)
     except ValueError as error:
         raise UserError(f"Bad option: {error}") from error
+    if logger.vault.path is not None:  # a run may go on from elsewhere
+        cfg.logger.vault.path = str(Path(logger.vault.path).expanduser().absolute())
+        logger = OmegaConf.to_object(cfg.logger)
     env, scenario = cfg.env, cfg.env.scenario
     if scenario.env_name != env.env_name:
         raise UserError(

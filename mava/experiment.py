@@ -302,7 +302,7 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
             renderer = make_renderer(config, env, system, folder, loggers)
             if renderer is not None:
                 stack.callback(renderer.close)
-            recorder = make_recorder(config, env, folder, resumed)
+            recorder = make_recorder(config, env, folder, None if is_new else progress)
             if recorder is not None:
                 stack.callback(recorder.close)
             pool = stack.enter_context(ThreadPoolExecutor(4))
@@ -373,11 +373,11 @@ def make_renderer(
 
 
 def make_recorder(
-    config: RunConfig, env: VectorEnv, folder: Path, resumed: Stored | None
+    config: RunConfig, env: VectorEnv, folder: Path, progress: Progress | None
 ) -> Recorder | None:
     if not config.logger.vault.record:
         return None
-    keep = resumed.progress.vault_steps if resumed else None
+    keep = progress.recorded_steps if progress else None
     return Recorder(config, folder, env.num_streams * env.num_envs, keep)
 
 

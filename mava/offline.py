@@ -8,8 +8,15 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from mava.config import RunConfig, UserError
+from mava.stored_vault import (
+    Steps,
+    StoredVault,
+    episode_ends,
+    find_episodes,
+    find_vault,
+    read_steps,
+)
 from mava.types import Experience, Observation
-from mava.vault import Steps, StoredVault, episode_ends, find_episodes, find_vault, read_steps
 from mava.wrappers.vector import VectorEnv
 
 

@@ -15,11 +15,11 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from mava.config import RunConfig
+from mava.stored_vault import Steps, VaultWriter, episode_ends
 from mava.types import Continuous, Experience
-from mava.vault import Steps, VaultWriter, episode_ends
 from mava.wrappers.vector import VectorEnv
 
-WRITE_BYTES = 2**26  # of episodes that wait to be written
+WRITE_BYTES = 2**24  # of episodes that wait to be written
 
 
 def vault_steps(experience: Experience, env: VectorEnv, has_agent_ids: bool) -> Steps:
@@ -98,10 +98,11 @@ class Episodes:
         begun = starts[1:] > starts[first][stream]
         complete = lasts[:-1] < lasts[end][stream]
         finished, still_open = source[begun & complete], source[begun & ~complete]
-        done = {name: take(name, finished) for name in steps if name not in ("start", "last")}
+        kept = [name for name in steps if name not in ("start", "last")]
+        episodes = {name: take(name, finished) for name in kept}
         self._open = {name: take(name, still_open) for name in steps}
         self._open_stream = stream[begun & ~complete]
-        return done
+        return episodes
 
 
 class Recorder:
@@ -115,13 +116,14 @@ class Recorder:
         keep: steps recorded up to the checkpoint from which a run goes on: those after them
             make way. None for a new run.
 
-        Raises UserError if the vault of a new run is there already.
+        Raises UserError if the vault can't be written, or that of a new run is there already.
         """
         self._options = run.logger.vault
         self._num_envs = num_envs
         self._episodes = Episodes(num_envs)
         self._waiting: list[Steps] = []  # episodes that are not written yet
         self._is_full = False
+        self._says_so = run.logger.use_console
         config = OmegaConf.to_container(run.composed, resolve=True)
         about = {"system_name": run.system_name, "task_name": run.task_name, "config": config}
         self._writer = VaultWriter(vault_folder(run, folder), {"mava": about}, keep)
@@ -159,6 +161,9 @@ class Recorder:
             self._pool.submit(self._write).result()  # Vault can't write where an event loop runs
         finally:
             self._pool.shutdown()
+            self._writer.close()
+        if self._says_so:
+            print(f"Recorded in {self._writer.folder}: {self.num_steps:,} steps of whole episodes.")
 
     def _add(self, steps: Any, num_updates: int) -> None:
         shape = steps["last"].shape  # (D, k, ..., T, E)
@@ -199,7 +204,8 @@ def vault_folder(run: RunConfig, folder: Path) -> Path:
         run: what the user asked for.
         folder: of the run.
     """
-    options = run.logger.vault
-    root = folder / "vault" if options.path is None else Path(options.path).expanduser()
+    options, uid = run.logger.vault, f"seed_{run.system.seed}"
     name = options.name or f"mava/{run.env_name}/{run.task_name}.vlt"
-    return root / name / (options.uid or f"seed_{run.system.seed}-{folder.name}")
+    if options.path is None:
+        return folder / "vault" / name / (options.uid or uid)
+    return Path(options.path) / name / (options.uid or f"{uid}-{folder.name}")  # beside others

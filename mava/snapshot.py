@@ -18,7 +18,7 @@ class Progress:
     num_evaluations: int = 0  # of their parameters: as many, or one fewer
     num_updates: int = 0
     env_step: int = 0  # environment steps, on all devices
-    vault_steps: int = 0  # of these recorded, in whole episodes
+    recorded_steps: int = 0  # of these recorded, in whole episodes
     train_seconds: float = 0.0
     steps_per_second: float = 0.0  # of the last block
     elapsed: float = 0.0  # seconds from the end of the first block to that of the last

@@ -93,6 +93,9 @@ def _apply(cfg: DictConfig, text: str) -> None:
         return
     if override.is_sweep_override():
         raise UserError(f"{text}: one value, not several.")
+    if key == "vault":
+        cfg.vault = str(Path(str(override.value())).expanduser().absolute())
+        return
     if override.is_delete() or "." not in key or "/" in key:
         raise UserError(f"{text}: of a stored run only single options can be changed.")
     OmegaConf.update(cfg, key, override.value(), merge=True, force_add=override.is_add())

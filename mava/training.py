@@ -144,7 +144,7 @@ class Training:
             num_blocks=index + 1,
             num_updates=before.num_updates + num_updates,
             env_step=before.env_step + block_steps,
-            vault_steps=self.recorder.num_steps if self.recorder else 0,
+            recorded_steps=(self.recorder.num_steps if self.recorder else before.recorded_steps),
             train_seconds=before.train_seconds + now - start,
             steps_per_second=block_steps / (now - start),
             elapsed=now - self.start_time,
@@ -169,14 +169,14 @@ class Training:
         if recorder is not None:
             program, at_once = self.record, self.programs.num_recorded
         metrics = None
-        for done in range(0, num_updates, at_once):
-            count = min(at_once, num_updates - done)
+        for start in range(0, num_updates, at_once):
+            count = min(at_once, num_updates - start)
             learner_state, actor_state, new, first_bad, steps = program(
                 learner_state, actor_state, np.int32(count), self.data
             )
             self.wait(first_bad.is_ready, count * self.plan.steps_per_update)
             if int(first_bad) >= 0:
-                update = self.progress.num_updates + done + int(first_bad)
+                update = self.progress.num_updates + start + int(first_bad)
                 raise diverged(new, update, self.plan)
             metrics = new if metrics is None else merge_metrics(metrics, new)
             if recorder is not None:

@@ -1,205 +1,25 @@
-"""Flashbax vaults on disk: `python -m mava.vault describe|convert|merge <path>`.
-
-A vault is a folder <path>/<source>/<environment>/<scenario>.vlt/<uid>. Ours are in the layout that
-OG-MARL's systems read (github.com/instadeepai/og-marl): arrays with the axes (1, T, ...), one
-stream of T steps, whole episodes laid end to end:
-
-    observations (N, ...) float32      what each agent acted on, without an agent id
-    actions      (N, ...)              int32, or float32 in [-1, 1]
-    rewards      (N,) float32
-    terminals    (N,) bool             the episode really ended with this step
-    truncations  (N,) bool             it was cut by its time limit
-    infos/state  (S,) float32          the global state before the action
-    infos/legals (N, A) float32        1 for legal actions, before the action; if discrete
-"""
+"""Commands on vaults: `python -m mava.vault describe|convert|merge <path>`."""
 
 import argparse
-import contextlib
-import json
 import math
-import os
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from mava.config import UserError, run_command, short_reason
+from mava.config import UserError, run_command
+from mava.stored_vault import (
+    Episode,
+    Steps,
+    StoredVault,
+    VaultWriter,
+    find_episodes,
+    find_vault,
+    read_steps,
+)
 
-# Gzip, Vault's default, takes longer than training. Readers find the compressor in the vault.
-COMPRESSION = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}
-
-Steps = dict[str, Any]  # arrays (T, ...) by name, "/" between the parts of a name
-
-
-class StoredVault(NamedTuple):
-    """What is known of a vault without reading its steps."""
-
-    folder: Path
-    num_steps: int
-    shapes: dict[str, tuple[int, ...]]  # of one step, by name
-    dtypes: dict[str, str]
-    metadata: dict[str, Any]
-
-
-def find_vault(path: Path) -> StoredVault:
-    """Returns the only vault in a folder or below it; raises UserError."""
-    stores = (file.parent for file in path.rglob("manifest.ocdbt"))
-    found = sorted(folder for folder in stores if (folder / "metadata.json").exists())
-    if not found:
-        raise UserError(f"{path} holds no vault.")
-    if len(found) > 1:
-        names = "".join(f"\n  {folder}" for folder in found)
-        raise UserError(f"{path} holds {len(found)} vaults, name one:{names}")
-    return open_vault(found[0])
-
-
-def open_vault(folder: Path) -> StoredVault:
-    """Returns the vault in a folder; raises UserError."""
-    try:
-        metadata = json.loads((folder / "metadata.json").read_text())
-        shapes = flat(metadata["structure_shape"])
-        sizes = {
-            name: tuple(map(int, text.strip("()").rstrip(",").split(",")))
-            for name, text in shapes.items()
-        }
-        num_steps = int(open_array(folder, "vault_index").read().result()[0])
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder} is no vault: {error}") from error
-    if any(size[0] != 1 for size in sizes.values()):
-        raise UserError(f"{folder} has more than one stream of steps; only one can be read.")
-    return StoredVault(
-        folder=folder,
-        num_steps=num_steps,
-        shapes={name: size[2:] for name, size in sizes.items()},
-        dtypes=flat(metadata["structure_dtype"]),
-        metadata=metadata,
-    )
-
-
-def open_array(folder: Path, name: str) -> Any:
-    """Returns the TensorStore of one of a vault's arrays, as flashbax 0.1.3 stores it."""
-    import tensorstore
-
-    kvstore = {"driver": "ocdbt", "base": f"file://{folder.resolve()}", "path": name}
-    return tensorstore.open({"driver": "zarr", "kvstore": kvstore}).result()
-
-
-def read_steps(vault: StoredVault, names: tuple[str, ...] | None = None) -> Steps:
-    """Returns a vault's arrays (T, ...); all of them, or those named."""
-    arrays = {
-        name: open_array(vault.folder, name.replace("/", ".") + ".")
-        for name in names or vault.shapes
-    }
-    reads = {name: array[0, : vault.num_steps].read() for name, array in arrays.items()}
-    return {name: read.result() for name, read in reads.items()}
-
-
-def episode_ends(steps: Steps) -> np.ndarray:
-    """Returns which steps end an episode, bool (T,)."""
-    return np.all(steps["terminals"].astype(bool) | steps["truncations"].astype(bool), axis=-1)
-
-
-class VaultWriter:
-    """Appends steps to one vault; the only one to do so."""
-
-    def __init__(self, folder: Path, metadata: dict[str, Any], keep: int | None = None) -> None:
-        """Args:
-        folder: of the vault. It is made when the first steps are written.
-        metadata: further entries of metadata.json.
-        keep: goes on with a vault, of which at most so many steps are kept; None: a new one.
-
-        Raises UserError if a new one is there already.
-        """
-        self.folder = folder.absolute()
-        self.num_steps = 0
-        self._metadata = metadata
-        self._vault: Any = None
-        if self.folder.exists():
-            if keep is None:
-                raise UserError(f"{folder} is there already: a vault is not written twice.")
-            self._vault = self._open(None)
-            self.num_steps = self._vault.vault_index = min(keep, self._vault.vault_index)
-            open_array(self.folder, "vault_index").write(self.num_steps).result()
-
-    def write(self, steps: Steps) -> None:
-        """Appends steps; raises UserError if they can't be written. Few large writes are best."""
-        from flashbax.buffers.trajectory_buffer import TrajectoryBufferState
-
-        experience = nested({name: x[None] for name, x in steps.items()})
-        length = len(next(iter(steps.values())))
-        try:
-            if self._vault is None:
-                self._vault = self._open(experience)
-            # Not Vault's default interval: it takes a full buffer for an empty one.
-            state = TrajectoryBufferState(
-                experience=experience, current_index=np.int32(length), is_full=np.bool_(False)
-            )
-            self._vault.write(state, source_interval=(0, length))
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"Can't write to the vault {self.folder}: {short_reason(error)}. The "
-                f"{self.num_steps:,} steps before are complete."
-            ) from error
-        self.num_steps += length
-        assert self._vault.vault_index == self.num_steps
-
-    def _open(self, experience: Any) -> Any:
-        from flashbax.vault import Vault
-
-        with silent():
-            return Vault(
-                vault_name=self.folder.parent.name,
-                vault_uid=self.folder.name,
-                rel_dir=str(self.folder.parent.parent),
-                experience_structure=experience,
-                compression=None if experience is None else COMPRESSION,
-                metadata=self._metadata,
-            )
-
-
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """Vault prints where it is and how often to write."""
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        yield
-
-
-def nested(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Returns {"infos": {"state": x}} for {"infos/state": x}."""
-    tree: dict[str, Any] = {}
-    for name, x in arrays.items():
-        *parents, leaf = name.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = x
-    return tree
-
-
-def flat(tree: dict[str, Any], start: str = "") -> dict[str, Any]:
-    """Returns {"infos/state": x} for {"infos": {"state": x}}."""
-    arrays: dict[str, Any] = {}
-    for name, x in tree.items():
-        arrays |= flat(x, f"{start}{name}/") if isinstance(x, dict) else {start + name: x}
-    return arrays
-
-
-class Episode(NamedTuple):
-    """Where the episodes of a vault are, and what they gave; each (episodes,)."""
-
-    start: np.ndarray  # their first step
-    end: np.ndarray  # the step after their last one
-    episode_return: np.ndarray  # undiscounted, the mean over agents, as training logs it
-
-
-def find_episodes(steps: Steps) -> Episode:
-    """Returns the episodes of steps (T, ...), of which it needs rewards, terminals, truncations."""
-    end = np.flatnonzero(episode_ends(steps)) + 1
-    start = np.concatenate([[0], end[:-1]]).astype(end.dtype)
-    rewards = np.mean(steps["rewards"], axis=-1, dtype=np.float64)
-    so_far = np.concatenate([[0.0], np.cumsum(rewards)])
-    return Episode(start=start, end=end, episode_return=so_far[end] - so_far[start])
+SUBSETS = ("Poor", "Medium", "Good")  # thirds of the episodes, by return
 
 
 def select(steps: Steps, episodes: Episode, chosen: np.ndarray) -> Steps:
@@ -229,8 +49,8 @@ def describe(vault: StoredVault) -> None:
     terminated = int(np.sum(np.any(steps["terminals"][episodes.end - 1], axis=-1)))
     count = len(episodes.end)
     console.print(
-        f"{vault.num_steps:,} steps in {count:,} episodes: {terminated:,} ended, "
-        f"{count - terminated:,} were cut by the time limit"
+        f"{vault.num_steps:,} steps in {count:,} episodes; really ended: {terminated:,}, "
+        f"cut by the time limit: {count - terminated:,}"
     )
     table = Table("array", "of one step", "dtype", "MB uncompressed")
     table.columns[-1].justify = "right"
@@ -238,10 +58,10 @@ def describe(vault: StoredVault) -> None:
     for name, shape in vault.shapes.items():
         size = vault.num_steps * math.prod(shape) * np.dtype(vault.dtypes[name]).itemsize
         raw += size
-        table.add_row(name, str(shape), vault.dtypes[name], f"{size / 1e6:,.1f}")
+        table.add_row(name, str(shape), vault.dtypes[name], f"{size / 1e6:,.3g}")
     console.print(table)
     disk = sum(file.stat().st_size for file in vault.folder.rglob("*") if file.is_file())
-    console.print(f"on disk {disk / 1e6:,.1f} MB, {disk / max(raw, 1):.0%} of {raw / 1e6:,.1f} MB")
+    console.print(f"on disk {disk / 1e6:,.3g} MB, uncompressed {raw / 1e6:,.3g} MB")
     if count:
         print_returns(episodes.episode_return, console)
 
@@ -264,7 +84,7 @@ def convert(vault: StoredVault, to: Path, low: float, high: float, ends_as_termi
 
     Args:
         vault: the old one.
-        to: the folder of the new one; a bare name puts it beside the old one.
+        to: the folder of the new one.
         low: percentile of the episodes, ordered by return, from which on they are kept.
         high: up to which.
         ends_as_terminals: sets `terminals` where an episode was cut, too, for readers that look
@@ -283,7 +103,7 @@ def convert(vault: StoredVault, to: Path, low: float, high: float, ends_as_termi
     steps = select(steps, episodes, np.sort(order[first:last]))
     if ends_as_terminals:
         steps["terminals"] = steps["terminals"].astype(bool) | steps["truncations"].astype(bool)
-    return write_vault(to if len(to.parts) > 1 else vault.folder.parent / to, steps, [vault])
+    return write_vault(to, steps, [vault])
 
 
 def merge(vaults: list[StoredVault], to: Path) -> Path:
@@ -294,7 +114,11 @@ def merge(vaults: list[StoredVault], to: Path) -> Path:
                 f"{vault.folder} can't be merged with {vaults[0].folder}: {vault.shapes} "
                 f"{vault.dtypes} against {vaults[0].shapes} {vaults[0].dtypes}."
             )
-    parts = [read_steps(vault) for vault in vaults]
+    parts = []
+    for vault in vaults:
+        part = read_steps(vault)
+        episodes = find_episodes(part)
+        parts.append(select(part, episodes, np.arange(len(episodes.end))))  # no unfinished one
     steps = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return write_vault(to, steps, vaults)
 
@@ -304,7 +128,8 @@ def write_vault(folder: Path, steps: Steps, sources: list[StoredVault]) -> Path:
     own = ("version", "structure_shape", "structure_dtype")
     metadata = {name: x for name, x in sources[0].metadata.items() if name not in own}
     metadata["made_from"] = [str(vault.folder) for vault in sources]
-    VaultWriter(folder, metadata).write(steps)
+    with closing(VaultWriter(folder, metadata)) as writer:
+        writer.write(steps)
     return folder
 
 
@@ -319,14 +144,14 @@ def main(arguments: list[str]) -> None:
     )
     command.add_argument("path", type=Path, help="a vault, or a folder with one in it")
     target = command.add_mutually_exclusive_group(required=True)
-    target.add_argument("--to", type=Path, help="folder of the new vault; a name: beside the old")
+    target.add_argument("--to", help="folder of the new vault; a bare name: beside the old one")
     target.add_argument(
         "--subsets",
         action="store_true",
         help="Poor, Medium, Good: thirds of the episodes by return",
     )
     command.add_argument(
-        "--percentiles", type=float, nargs=2, default=(0, 100), metavar=("LOW", "HIGH"),
+        "--percentiles", type=float, nargs=2, metavar=("LOW", "HIGH"),
         help="of the episodes, ordered by return",
     )  # fmt: skip
     command.add_argument(
@@ -343,13 +168,20 @@ def main(arguments: list[str]) -> None:
         print(merge([find_vault(path) for path in chosen.paths], chosen.to))
         return
     vault = find_vault(chosen.path)
-    if chosen.subsets:
-        for index, name in enumerate(("Poor", "Medium", "Good")):
-            low, high = 100 * index / 3, 100 * (index + 1) / 3
-            print(convert(vault, Path(name), low, high, chosen.ends_as_terminals))
-    else:
-        low, high = chosen.percentiles
-        print(convert(vault, chosen.to, low, high, chosen.ends_as_terminals))
+    beside = vault.folder.parent
+    if not chosen.subsets:
+        low, high = chosen.percentiles or (0, 100)
+        to = Path(chosen.to) if "/" in chosen.to else beside / chosen.to
+        print(convert(vault, to, low, high, chosen.ends_as_terminals))
+        return
+    if chosen.percentiles:
+        raise UserError("--subsets has percentiles of its own: leave out --percentiles.")
+    taken = [name for name in SUBSETS if (beside / name).exists()]
+    if taken:
+        raise UserError(f"{', '.join(taken)} in {beside}: there already.")
+    for index, name in enumerate(SUBSETS):
+        low, high = 100 * index / len(SUBSETS), 100 * (index + 1) / len(SUBSETS)
+        print(convert(vault, beside / name, low, high, chosen.ends_as_terminals))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from mava import experiment
 from mava.checkpoints import list_checkpoints
-from mava.vault import episode_ends, find_vault, read_steps
+from mava.stored_vault import episode_ends, find_vault, read_steps
 from tests.running import SYSTEMS, TINY, read_metrics, run_folder, train, without_times
 
 SYSTEM = SYSTEMS / "ff_ippo.py"

@@ -1,5 +1,8 @@
 """From a vault to a run that learns from it: its experience, its environment, its budget."""
 
+import shutil
+from contextlib import closing
+
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
@@ -7,10 +10,15 @@ from omegaconf import OmegaConf
 from mava import experiment, offline
 from mava.checkpoints import read_newest
 from mava.config import UserError
-from mava.vault import VaultWriter, find_vault, read_steps
+from mava.stored_vault import VaultWriter, find_vault, read_steps
 from tests.running import make_run, read_metrics, run_folder, system_module, tiny, train
 
 QUIET = ("logger.use_console=false", "arch.absolute_metric=false", "logger.use_tb=false")
+
+
+def make_vault(folder, steps, about):
+    with closing(VaultWriter(folder, about)) as writer:
+        writer.write(steps)
 
 
 def random_steps(num_steps):
@@ -32,7 +40,7 @@ def random_steps(num_steps):
 @pytest.fixture(scope="module")
 def vault(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vaults") / "mava" / "Probe" / "RightAction.vlt" / "random"
-    VaultWriter(folder, {}).write(random_steps(2000))
+    make_vault(folder, random_steps(2000), {})
     return folder
 
 
@@ -81,6 +89,13 @@ def test_going_on(finished, tmp_path, vault, capsys):
             np.testing.assert_array_equal(x, ends[1].arrays[name], err_msg=name)
 
 
+def test_a_vault_that_has_moved(finished, vault, tmp_path):
+    shutil.copytree(vault, tmp_path / "moved")
+    folder = run_folder(finished)
+    experiment.resume(folder, "rec_bc", [f"vault={tmp_path / 'moved'}", "system.num_updates=10"])
+    assert f"vault: {tmp_path}/moved" in (folder / "config.yaml").read_text()
+
+
 def test_experience_is_what_the_environment_showed(tmp_path):
     """A recorded run, made experience again: views with ids, states and masks as they were."""
     train("ff_ippo", *tiny("ff_ippo"), *QUIET, "logger.vault.record=true",
@@ -120,7 +135,7 @@ def with_array(name, x):
     ],
 )  # fmt: skip
 def test_vaults_that_do_not_fit(change, message, tmp_path):
-    VaultWriter(tmp_path / "vault", {}).write(change(random_steps(5)))
+    make_vault(tmp_path / "vault", change(random_steps(5)), {})
     with pytest.raises(UserError, match=message):
         learn("rec_bc", tmp_path / "results", tmp_path / "vault")
 
@@ -141,7 +156,7 @@ def test_the_wrong_source(system, overrides, message, tmp_path):
 
 
 def test_sequences_longer_than_the_vault(tmp_path):
-    VaultWriter(tmp_path / "vault", {}).write(random_steps(3))
+    make_vault(tmp_path / "vault", random_steps(3), {})
     with pytest.raises(UserError, match="sequence_length=4"):
         learn("rec_bc", tmp_path / "results", tmp_path / "vault")
 
@@ -160,7 +175,7 @@ STORED = {"env_name": "Stored", "kwargs": {"time_limit": 7}}
 )
 def test_the_environment_is_that_of_the_vault(overrides, expected, tmp_path):
     about = {"mava": {"system_name": "x", "config": {"env": STORED}}}
-    VaultWriter(tmp_path / "vault", about).write(random_steps(5))
+    make_vault(tmp_path / "vault", random_steps(5), about)
     cfg = OmegaConf.create(
         {"vault": str(tmp_path), "env": {"env_name": "Composed", "kwargs": {"time_limit": 9}}}
     )

@@ -1,5 +1,6 @@
 """What a run's vault holds: whole episodes, each step once, in order, before the action."""
 
+import shutil
 import time
 
 import flashbax
@@ -13,8 +14,8 @@ from mava import experiment, programs, recorder
 from mava.checkpoints import read_newest
 from mava.config import UserError
 from mava.recorder import Episodes
+from mava.stored_vault import episode_ends, find_episodes, find_vault, open_vault, read_steps
 from mava.training import Training
-from mava.vault import episode_ends, find_episodes, find_vault, open_vault, read_steps
 from tests.running import make_run, run_folder, system_module, tiny, train
 
 QUIET = ("logger.use_console=false", "arch.absolute_metric=false")
@@ -81,7 +82,7 @@ def test_types_are_those_of_og_marl(recorded):
     assert vault.shapes["observations"] == (2, 2)  # without the agent id that the policy saw
     uid, name = vault.folder.name, vault.folder.relative_to(run_folder(recorded) / "vault").parent
     assert str(name) == "mava/Probe/Counter.vlt"
-    assert uid == f"seed_42-{run_folder(recorded).name}"
+    assert uid == "seed_42"
     assert vault.metadata["mava"]["config"]["system"]["rollout_length"] == 8
 
 
@@ -105,7 +106,7 @@ def test_returns_are_those_logged(recorded):
 
 def test_the_number_of_steps_is_known_to_the_checkpoint(recorded):
     stored = read_newest(run_folder(recorded) / "checkpoints")
-    assert stored.progress.vault_steps == find_vault(recorded).num_steps
+    assert stored.progress.recorded_steps == find_vault(recorded).num_steps
 
 
 @pytest.mark.parametrize("write_bytes", [1, 40 * 7 * 4, 2**26])
@@ -221,7 +222,7 @@ def test_after_a_resume_nothing_is_there_twice(recorded, tmp_path, monkeypatch):
         stop_before(patch, 2)
         with pytest.raises(Killed):
             record(stopped, *four)
-    saved = read_newest(run_folder(stopped) / "checkpoints").progress.vault_steps
+    saved = read_newest(run_folder(stopped) / "checkpoints").progress.recorded_steps
     before = read(stopped)
     assert 0 < saved < len(before["rewards"])
     experiment.resume(run_folder(stopped), "ff_ippo", list(QUIET))
@@ -233,6 +234,37 @@ def test_after_a_resume_nothing_is_there_twice(recorded, tmp_path, monkeypatch):
     assert 0 <= lost <= 8 * 4  # what was under way in each of 8 environments
     numbers = set(whole["observations"][:, 0, 0].tolist())
     assert set(after["observations"][:, 0, 0].tolist()) <= numbers
+
+
+def test_pausing_keeps_what_was_recorded(recorded, tmp_path):
+    """Recorded, then not, then again: the vault grows, and an episode on a seam is lost."""
+    shutil.copytree(run_folder(recorded), tmp_path / "run")
+    before = find_vault(tmp_path / "run").num_steps
+    for number, record_it in ((8, "false"), (12, "true")):
+        options = (f"system.num_updates={number}", f"logger.vault.record={record_it}")
+        experiment.resume(tmp_path / "run", "ff_ippo", [*QUIET[:1], *options])
+    steps = read(tmp_path / "run")
+    check_counted(steps)
+    assert len(steps["rewards"]) > before
+    np.testing.assert_array_equal(steps["observations"][:before], read(recorded)["observations"])
+
+
+def test_without_a_checkpoint_the_vault_starts_anew(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_before(patch, 0)
+        with pytest.raises(Killed):
+            record(tmp_path)
+    killed = read(tmp_path)
+    experiment.resume(run_folder(tmp_path), "ff_ippo", list(QUIET))
+    check_counted(read(tmp_path))
+    assert len(read(tmp_path)["rewards"]) > len(killed["rewards"])
+
+
+def test_a_relative_path_stays_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = make_run("ff_ippo", "logger.vault.path=vaults")
+    assert run.logger.vault.path == str(tmp_path / "vaults")
+    assert run.composed.logger.vault.path == str(tmp_path / "vaults")
 
 
 @pytest.mark.parametrize("system", ["rec_mappo", "ff_maac"])

@@ -1,16 +1,14 @@
 """Vaults on disk: read, described, cut into parts, merged."""
 
+import shutil
+from contextlib import closing
+
 import numpy as np
 import pytest
 
 from mava.config import UserError
-from mava.vault import (
-    VaultWriter,
-    find_episodes,
-    find_vault,
-    main,
-    read_steps,
-)
+from mava.stored_vault import VaultWriter, find_episodes, find_vault, read_steps
+from mava.vault import main
 
 
 def make_steps(lengths, rewards):
@@ -28,11 +26,17 @@ def make_steps(lengths, rewards):
     return steps
 
 
+def make_vault(folder, steps, metadata=None, keep=None):
+    with closing(VaultWriter(folder, metadata or {}, keep)) as writer:
+        if steps:
+            writer.write(steps)
+
+
 @pytest.fixture
 def vault(tmp_path):
     """Three episodes with returns 6, 2, 4."""
     folder = tmp_path / "vault" / "mava" / "x.vlt" / "first"
-    VaultWriter(folder, {"note": "kept"}).write(make_steps([3, 2, 1], [2, 1, 4]))
+    make_vault(folder, make_steps([3, 2, 1], [2, 1, 4]), {"note": "kept"})
     return folder
 
 
@@ -54,19 +58,18 @@ def test_episodes(vault):
 
 
 def test_appending_and_going_back(vault):
-    writer = VaultWriter(vault, {}, keep=5)
-    writer.write(make_steps([1], [7]))
+    make_vault(vault, make_steps([1], [7]), keep=5)
     assert read_steps(find_vault(vault))["infos/state"][:, 0].tolist() == [0, 1, 2, 3, 4, 0]
-    VaultWriter(vault, {}, keep=100)
+    make_vault(vault, None, keep=100)
     assert find_vault(vault).num_steps == 6
-    VaultWriter(vault, {}, keep=3)
+    make_vault(vault, None, keep=3)
     assert find_vault(vault).num_steps == 3
 
 
 def test_describe(vault, capsys):
     main(["describe", str(vault)])
     output = capsys.readouterr().out
-    assert "6 steps in 3 episodes: 2 ended, 1 were cut by the time limit" in output
+    assert "6 steps in 3 episodes; really ended: 2, cut by the time limit: 1" in output
     assert "episode return 4 ± 1.63" in output
 
 
@@ -98,7 +101,7 @@ def test_ends_as_terminals(vault):
 
 
 def test_merge(vault, tmp_path):
-    VaultWriter(tmp_path / "second", {}).write(make_steps([2], [9]))
+    make_vault(tmp_path / "second", make_steps([2], [9]), {})
     main(["merge", str(vault), str(tmp_path / "second"), "--to", str(tmp_path / "both")])
     episodes = find_episodes(read_steps(find_vault(tmp_path / "both")))
     assert episodes.episode_return.tolist() == [6, 2, 4, 18]
@@ -107,7 +110,7 @@ def test_merge(vault, tmp_path):
 def test_merge_of_unlike_vaults(vault, tmp_path):
     steps = make_steps([2], [9])
     del steps["infos/state"]
-    VaultWriter(tmp_path / "second", {}).write(steps)
+    make_vault(tmp_path / "second", steps, {})
     with pytest.raises(UserError, match="can't be merged"):
         main(["merge", str(vault), str(tmp_path / "second"), "--to", str(tmp_path / "both")])
 
@@ -120,10 +123,11 @@ def test_merge_of_unlike_vaults(vault, tmp_path):
         (["convert", "{vault}", "--to", "x", "--percentiles", "50", "20"], "lower one first"),
         (["convert", "{vault}", "--to", "x", "--percentiles", "50", "51"], "no episodes between"),
         (["convert", "{vault}", "--to", "other"], "is there already"),
+        (["convert", "{vault}", "--subsets", "--percentiles", "0", "9"], "leave out --percentiles"),
     ],
 )
 def test_bad_input(vault, arguments, message):
-    VaultWriter(vault.parent / "other", {}).write(make_steps([1], [1]))
+    make_vault(vault.parent / "other", make_steps([1], [1]), {})
     names = {"vault": vault, "folder": vault.parents[2]}
     with pytest.raises(UserError, match=message):
         main([x.format(**names) for x in arguments])
@@ -134,3 +138,53 @@ def test_several_streams_are_refused(vault):
     (vault / "metadata.json").write_text(text.replace("(1, 6, 2)", "(4, 6, 2)"))
     with pytest.raises(UserError, match="more than one stream"):
         find_vault(vault)
+
+
+def test_nobody_else_writes_meanwhile(vault):
+    writing = pytest.raises(UserError, match="another process is writing this vault")
+    with closing(VaultWriter(vault, {}, keep=6)), writing:
+        VaultWriter(vault, {}, keep=6)
+    make_vault(vault, make_steps([1], [7]), keep=6)
+    assert find_vault(vault).num_steps == 7
+
+
+def test_steps_that_were_never_written_are_told(vault, capsys):
+    make_vault(vault, None, keep=9)
+    assert "has 6 of the 9 steps that the checkpoint knows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["empty", "half"])
+def test_a_damaged_vault_is_moved_away(damage, vault, capsys):
+    """As a kill leaves it that comes while it is being made."""
+    if damage == "empty":
+        shutil.rmtree(vault)
+        vault.mkdir()
+    else:
+        (vault / "metadata.json").write_text("{")
+    make_vault(vault, make_steps([1], [7]), keep=6)
+    assert find_vault(vault.parent).num_steps == 1
+    assert "can't be read and is moved to" in capsys.readouterr().err
+
+
+def test_a_folder_that_can_not_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"Can't write the vault .*/file/x"):
+        VaultWriter(tmp_path / "file" / "x", {})
+
+
+def test_a_vault_without_truncations(tmp_path):
+    steps = make_steps([1], [1])
+    del steps["truncations"]
+    make_vault(tmp_path / "foreign", steps)
+    with pytest.raises(UserError, match="lacks truncations"):
+        main(["describe", str(tmp_path)])
+
+
+def test_merge_leaves_out_unfinished_episodes(tmp_path):
+    whole = make_steps([2], [1])
+    open_end = {name: np.concatenate([x, x[:1]]) for name, x in whole.items()}
+    make_vault(tmp_path / "a", open_end)
+    make_vault(tmp_path / "b", whole)
+    main(["merge", *(str(tmp_path / x) for x in "ab"), "--to", str(tmp_path / "both")])
+    episodes = find_episodes(read_steps(find_vault(tmp_path / "both")))
+    assert episodes.episode_return.tolist() == [2, 2]

@@ -39,6 +39,7 @@ def sample_sequences(key: jax.Array, stream: Tree, num_sequences: int, length: i
         length: L, at most T.
     """
     num_steps = jax.tree.leaves(stream)[0].shape[0]
+    assert length <= num_steps, f"sequences of {length} steps from {num_steps}"
     first = jax.random.randint(key, (num_sequences,), 0, num_steps - length + 1)
     rows = first + jnp.arange(length)[:, None]
     return jax.tree.map(lambda x: x[rows], stream)

@@ -160,7 +160,8 @@ def targets(algo: Algorithm, params: Params, batch: Experience) -> tuple[jax.Arr
         target = reward + discount * mixed
         return jnp.where(known, target, value), target
 
-    steps = (reward, discount, next_value, team_value[:-1], known)
+    own_value = jnp.concatenate([team_value[:1], next_value[:-1]])
+    steps = (reward, discount, next_value, own_value, known)
     _, target = jax.lax.scan(backwards, next_value[-1], steps, reverse=True)
     return target, known.astype(reward.dtype)
 
@@ -242,7 +243,7 @@ def update(
             **metrics,
             "value_loss": value_loss,
             "value": jnp.mean(taken(value, batch.action)),
-            "target": jnp.mean(target),
+            "target": jnp.mean(known * target) / jnp.maximum(pmean(jnp.mean(known)), 1e-6),
             "actor_grad_norm": optax.tree.norm(actor_grads),
             "critic_grad_norm": optax.tree.norm(critic_grads),
         }
