@@ -224,12 +224,12 @@ def check_configs(runs: list[Run]) -> None:
         if other is not run:
             found = differences(other, run)
             reason = (
-                f"differ in {found[0]}. Tell them apart with --group-by {_option(found[0])}"
+                f"differ in {_suggest(found)}"
                 if found
-                else "have equal options. Leave one of them out"
+                else "have equal options. Name folders that hold only one of them."
             )
             raise UserError(
-                f"Both {other.file} and {run.file} are {'/'.join((*key, run.name))}; they {reason}."
+                f"Both {other.file} and {run.file} are {'/'.join((*key, run.name))}; they {reason}"
             )
         if not run.config:
             continue
@@ -238,8 +238,15 @@ def check_configs(runs: list[Run]) -> None:
         if found:
             raise UserError(
                 f"{other.file} and {run.file}, both {run.system} on {run.env} {run.task}, differ "
-                f"in {found[0]}. Tell them apart with --group-by {_option(found[0])}."
+                f"in {_suggest(found)}"
             )
+
+
+def _suggest(found: list[str]) -> str:
+    """Returns the rest of the sentence on differences, of which there can be dozens."""
+    more = f" and {len(found) - 3} more options" if len(found) > 3 else ""
+    options = " ".join(f"--group-by {difference.split(' ', 1)[0]}" for difference in found[:3])
+    return f"{', '.join(found[:3])}{more}. Tell them apart with {options}."
 
 
 def differences(a: Run, b: Run) -> list[str]:
@@ -252,10 +259,6 @@ def differences(a: Run, b: Run) -> list[str]:
         for name in a.config | b.config
         if not FREE.fullmatch(name) and a.config.get(name, absent) != b.config.get(name, absent)
     ]
-
-
-def _option(difference: str) -> str:
-    return difference.split(" ", 1)[0]
 
 
 def cut(run: Run, up_to: float) -> Run:
