@@ -152,11 +152,12 @@ def find_notes(comparison: Comparison) -> Iterator[str]:
     for system in comparison.systems:
         complete = {run.name for run in comparison.complete(system)[0]}
         columns = [comparison.runs[system, task] for task in comparison.tasks]
-        rest = sorted({run.name for runs in columns for run in runs} - complete)
+        every = {run.name for runs in columns for run in runs}
+        rest = sorted(every - complete, key=results.natural)
         if rest:
             yield (
                 f"{system} has no run of {', '.join(rest)} on some task: over all tasks only "
-                f"{', '.join(sorted(complete))} count."
+                f"{', '.join(sorted(complete, key=results.natural))} count."
             )
         if len(complete) == 1:
             yield f"{system} has one run a task: no intervals."

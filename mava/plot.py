@@ -37,23 +37,24 @@ def write_all(comparison: Comparison, out: Path, notes: list[str]) -> None:
 
 
 def read_all(arguments: argparse.Namespace) -> tuple[list[Run], list[str]]:
-    """Returns the checked runs, and notes on those left out."""
-    runs, aborted = [], []
+    """Returns the checked runs, and notes on those left out, which are printed at once."""
+    runs, notes = [], []
     for file in results.find_files(arguments.paths, leave_out=arguments.merge):
-        found, unfinished = results.read_runs(
+        found, aborted = results.read_runs(
             file, arguments.metric, arguments.systems, arguments.tasks
         )
         runs += found
-        aborted += unfinished
+        notes += [f"Left out, an aborted run: {line}." for line in aborted]
+    for note in notes:
+        print(note, file=sys.stderr)
+    if not runs:
+        raise UserError("There is no finished run to compare.")
     for name in arguments.systems or []:
         if name not in {run.system for run in runs}:
             raise UserError(f"--systems {name}: there is no finished run of it.")
     for name in arguments.tasks or []:
         if name not in {run.task for run in runs}:
             raise UserError(f"--tasks {name}: there is no finished run on it.")
-    notes = [f"Left out, an aborted run: {line}." for line in aborted]
-    if not runs:
-        raise UserError("\n".join([*notes, "There is no finished run to compare."]))
     runs = comparing.group(runs, arguments.group_by)
     comparing.check_names(runs)
     comparing.check_configs(runs)
@@ -83,8 +84,6 @@ def main(arguments: list[str]) -> None:
     if chosen.resamples < 1:
         raise UserError(f"--resamples {chosen.resamples} must be at least 1.")
     runs, notes = read_all(chosen)
-    for note in notes:
-        print(note, file=sys.stderr)
     if chosen.merge is not None:
         results.merge(runs, chosen.merge)
         print(f"{len(runs)} runs merged into {chosen.merge}")
