@@ -88,7 +88,7 @@ class JsonLogger:
 
     def _save(self) -> None:
         temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self._content, indent=2))
+        temporary.write_text(json.dumps(self._content))
         os.replace(temporary, self._path)
 
 
