@@ -68,6 +68,8 @@ def run_cli(monkeypatch, system, *overrides):
         ),
         (["logger.checkpointing.max_to_keep=0"], "max_to_keep=0 must be at least 1."),
         (["logger.render_every=0"], "logger.render_every=0 must be at least 1."),
+        (["logger.wandb.mode=maybe"], "logger.wandb.mode=maybe must be online or offline."),
+        (["logger.custom=[nowhere.Csv]"], "logger.custom=[nowhere.Csv] can't be imported: Import"),
         (["env=chess"], "Available options in 'env':\n\tcleaner\n\tcoin_game\n\tconnector"),
         (
             ["env/scenario=huge"],
