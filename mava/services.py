@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
@@ -140,7 +141,7 @@ class WandbLogger:
         self._run.log({"env_step": event.env_step, **_named(event)})
 
     def close(self) -> None:
-        self._run.finish(exit_code=int(_is_failing()))
+        self._run.finish(exit_code=int(is_failing()))
 
 
 class MlflowLogger:
@@ -158,8 +159,10 @@ class MlflowLogger:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         options = config.logger.mlflow
         results = folder.resolve().parents[4]  # logger.base_exp_path
-        self._client = MlflowClient(options.tracking_uri or f"sqlite:///{results / 'mlflow.db'}")
-        experiment = self._experiment_id(options.experiment)
+        with FileLock(results / ".mlflow.lock"):  # of two that make the database one would fail
+            uri = options.tracking_uri or f"sqlite:///{results / 'mlflow.db'}"
+            self._client = MlflowClient(uri)
+            experiment = self._experiment_id(options.experiment)
         run_id = _run_id(folder, config)
         runs = self._client.search_runs([experiment], f"tags.mava_run = '{run_id}'")
         if runs:
@@ -196,7 +199,7 @@ class MlflowLogger:
         self._client.log_batch(self._id, metrics=metrics)
 
     def close(self) -> None:
-        self._client.set_terminated(self._id, "FAILED" if _is_failing() else "FINISHED")
+        self._client.set_terminated(self._id, "FAILED" if is_failing() else "FINISHED")
 
 
 class NeptuneLogger:
@@ -281,7 +284,7 @@ def _flat(config: dict[str, Any], separator: str = ".") -> dict[str, Any]:
     return flat
 
 
-def _is_failing() -> bool:
+def is_failing() -> bool:
     """Whether an error is what closes the loggers."""
     return sys.exc_info()[0] is not None
 

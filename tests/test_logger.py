@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import pytest
 from mava import experiment
 from mava.logger import ConsoleLogger, Event, JsonLogger, TensorBoardLogger
 from mava.plan import make_plan
-from mava.services import SERVICES
+from mava.services import SERVICES, is_failing
 from mava.types import System
 from tests.running import SYSTEMS, TINY, make_run, read_metrics, run_folder, train
 from tests.test_cli import run_cli
@@ -176,6 +177,17 @@ def test_a_missing_package_is_one_sentence(package, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_loggers_know_whether_an_error_closes_them():
+    """Services then show the run as failed."""
+    closed = []
+    with ExitStack() as stack:
+        stack.callback(lambda: closed.append(is_failing()))
+    with suppress(KeyError), ExitStack() as stack:
+        stack.callback(lambda: closed.append(is_failing()))
+        raise KeyError
+    assert closed == [False, True]
+
+
 def test_services_are_not_imported_unless_used():
     code = f"import mava.experiment, sys; assert not {set(SERVICES)} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -242,6 +254,31 @@ def test_mlflow_in_a_local_database(tmp_path, monkeypatch):
     assert len(history) == 3
     assert len(client.get_metric_history(run.info.run_id, "train/entropy")) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
+
+
+START_MLFLOW = """
+import sys
+from pathlib import Path
+from mava.services import MlflowLogger
+from tests.running import make_run
+folder = Path(sys.argv[1])
+folder.mkdir(parents=True)
+MlflowLogger(folder, make_run("ff_ippo")).close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_runs_that_start_at_once_share_a_new_mlflow_database(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    folders = [tmp_path / "system" / "env" / "task" / "seed_0" / name for name in "abc"]
+    command = [sys.executable, "-c", START_MLFLOW]
+    root = SYSTEMS.parent.parent
+    processes = [subprocess.Popen([*command, folder], cwd=root) for folder in folders]
+    assert [process.wait(300) for process in processes] == [0, 0, 0]
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("mava").experiment_id])
+    assert sorted(run.data.tags["mava_run"] for run in runs) == ["a-42", "b-42", "c-42"]
 
 
 @pytest.mark.slow
