@@ -27,9 +27,13 @@ class Event(NamedTuple):
 
 
 class Logger(Protocol):
-    def write(self, event: Event) -> None: ...
+    """Where the events of a run go; docs/loggers.md says how to add one."""
 
-    def close(self) -> None: ...
+    def write(self, event: Event) -> None:
+        """Takes an event; training waits for it."""
+
+    def close(self) -> None:
+        """Is called once, at the end or when the run stops early."""
 
 
 def read_record(path: Path) -> dict[str, Any]:
