@@ -63,7 +63,7 @@ class Arch:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadArgs:
-    """Values and comments stand in configs/logger/default.yaml, also those of the next three."""
+    """Values and comments stand in configs/logger/default.yaml, also those of the next five."""
 
     run: str | None = MISSING
     checkpoint: str = MISSING
@@ -96,20 +96,41 @@ class VaultConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WandbConfig:
+    project: str = MISSING
+    entity: str | None = MISSING
+    mode: str = MISSING
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlflowConfig:
+    tracking_uri: str | None = MISSING
+    experiment: str = MISSING
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoggerConfig:
     base_exp_path: str = MISSING
     system_name: str | None = MISSING
     use_console: bool = MISSING
     use_tb: bool = MISSING
     use_json: bool = MISSING
+    use_wandb: bool = MISSING
+    use_mlflow: bool = MISSING
+    use_neptune: bool = MISSING
+    custom: list[str] = MISSING
     profile: int | None = MISSING
     render_every: int | None = MISSING
     checkpointing: Checkpointing = field(default_factory=Checkpointing)
     vault: VaultConfig = field(default_factory=VaultConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    mlflow: MlflowConfig = field(default_factory=MlflowConfig)
 
     def __post_init__(self) -> None:
         if self.render_every is not None and self.render_every < 1:
             raise ValueError(f"logger.render_every={self.render_every} must be at least 1.")
+        if self.wandb.mode not in ("online", "offline"):
+            raise ValueError(f"logger.wandb.mode={self.wandb.mode} must be online or offline.")
         vault = self.vault
         for name in ("every", "max_steps"):
             value = getattr(vault, name)

@@ -35,6 +35,7 @@ from mava.resume import (
     plan_rest,
 )
 from mava.run_folder import create_run_folder, lock_folder, write_config
+from mava.services import find_loggers, start_loggers
 from mava.signals import Stopped, StopSignals
 from mava.snapshot import Progress
 from mava.stored_run import find_system_file, load_run
@@ -280,6 +281,7 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
             result = result_if_complete(folder, plan, resumed.progress)
             if result is not None:
                 return result
+        services = find_loggers(config.logger)
         data = (load_experience(config, env),) if system.offline else ()
         signals = stack.enter_context(StopSignals())
         stack.enter_context(debug_nans(config.arch.debug))
@@ -296,9 +298,11 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
             stack.callback(checkpoints.close)
             checkpoints.start_from(resumed)
             progress = resumed.progress if resumed else Progress()
+            started = start_loggers(services, folder, config, stack)
             loggers = make_loggers(config, plan, folder, progress, is_new)
             for logger in loggers:
                 stack.callback(logger.close)
+            loggers += started
             renderer = make_renderer(config, env, system, folder, loggers)
             if renderer is not None:
                 stack.callback(renderer.close)

@@ -27,9 +27,13 @@ class Event(NamedTuple):
 
 
 class Logger(Protocol):
-    def write(self, event: Event) -> None: ...
+    """Where the events of a run go; docs/loggers.md says how to add one."""
 
-    def close(self) -> None: ...
+    def write(self, event: Event) -> None:
+        """Takes an event; training waits for it."""
+
+    def close(self) -> None:
+        """Is called once, at the end or when the run stops early."""
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -88,7 +92,7 @@ class JsonLogger:
 
     def _save(self) -> None:
         temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self._content, indent=2))
+        temporary.write_text(json.dumps(self._content))
         os.replace(temporary, self._path)
 
 

@@ -72,6 +72,8 @@ def run_cli(monkeypatch, system, *overrides):
         (["logger.vault.max_megabytes=0"], "logger.vault.max_megabytes=0.0 must be above 0."),
         (["vault=nowhere"], "nowhere holds no vault."),
         (["logger.render_every=0"], "logger.render_every=0 must be at least 1."),
+        (["logger.wandb.mode=maybe"], "logger.wandb.mode=maybe must be online or offline."),
+        (["logger.custom=[nowhere.Csv]"], "logger.custom=[nowhere.Csv] can't be imported: Import"),
         (["env=chess"], "Available options in 'env':\n\tcleaner\n\tcoin_game\n\tconnector"),
         (
             ["env/scenario=huge"],
