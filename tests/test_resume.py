@@ -76,9 +76,9 @@ def same_end(first, second):
     [
         ("ff_ippo", 1, 1),
         ("ff_ippo", 2, 2),
-        ("ff_mappo", 1, 2),
-        ("ff_mappo", 2, 1),
-        ("rec_ippo", 1, 1),
+        pytest.param("ff_mappo", 1, 2, marks=pytest.mark.slow),
+        pytest.param("ff_mappo", 2, 1, marks=pytest.mark.slow),
+        pytest.param("rec_ippo", 1, 1, marks=pytest.mark.slow),
         ("rec_mappo", 2, 2),
         ("ff_maac", 2, 2),
     ],
