@@ -35,7 +35,7 @@ from mava.resume import (
     plan_rest,
 )
 from mava.run_folder import create_run_folder, lock_folder, write_config
-from mava.services import find_loggers, start_loggers
+from mava.services import MakeLogger, find_loggers, start_loggers
 from mava.signals import Stopped, StopSignals
 from mava.snapshot import Progress
 from mava.stored_run import find_system_file, load_run
@@ -294,34 +294,9 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
             announce_resumed(config, plan, resumed, about)
         announce(config, plan, folder, is_new)
         try:
-            checkpoints = Checkpoints(folder / "checkpoints", config.logger.checkpointing, about)
-            stack.callback(checkpoints.close)
-            checkpoints.start_from(resumed)
-            progress = resumed.progress if resumed else Progress()
-            started = start_loggers(services, folder, config, stack)
-            loggers = make_loggers(config, plan, folder, progress, is_new)
-            for logger in loggers:
-                stack.callback(logger.close)
-            loggers += started
-            renderer = make_renderer(config, env, system, folder, loggers)
-            if renderer is not None:
-                stack.callback(renderer.close)
-            recorder = make_recorder(config, env, folder, None if is_new else progress)
-            if recorder is not None:
-                stack.callback(recorder.close)
-            pool = stack.enter_context(ThreadPoolExecutor(4))
-            with no_garbage_collection():
-                to_steps = functools.partial(
-                    vault_steps, env=env, has_agent_ids=config.system.add_agent_id
-                )
-                programs = compile_programs(
-                    *(env, system, plan, config, pool), to_steps if recorder else None, data
-                )
-            if not is_new:  # the overrides are known to work now
-                write_config(config, folder)
-            training = Training(
-                *(system, programs, data, plan, config, folder, loggers, checkpoints, renderer),
-                *(recorder, signals),
+            training = make_training(
+                *(stack, config, env, system, plan, data, services, signals),
+                *(folder, resumed, is_new, about),
             )
             del data  # it is on the devices then, and need not be here, too
             return training.run(resumed, pretrained)
@@ -330,6 +305,49 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
                 f"Can't write to {folder}: {error.strerror or error}. Training stopped; what was "
                 "saved before is complete."
             ) from error
+
+
+def make_training(
+    stack: ExitStack,
+    config: RunConfig,
+    env: VectorEnv,
+    system: System,
+    plan: Plan,
+    data: tuple[Any, ...],
+    services: dict[str, MakeLogger],
+    signals: StopSignals,
+    folder: Path,
+    resumed: Stored | None,
+    is_new: bool,
+    about: dict[str, Any],
+) -> Training:
+    """Returns a run that is ready but for what still compiles; the stack closes what it opens."""
+    checkpoints = Checkpoints(folder / "checkpoints", config.logger.checkpointing, about)
+    stack.callback(checkpoints.close)
+    checkpoints.start_from(resumed)
+    progress = resumed.progress if resumed else Progress()
+    started = start_loggers(services, folder, config, stack)
+    loggers = make_loggers(config, plan, folder, progress, is_new)
+    for logger in loggers:
+        stack.callback(logger.close)
+    loggers += started
+    renderer = make_renderer(config, env, system, folder, loggers)
+    if renderer is not None:
+        stack.callback(renderer.close)
+    recorder = make_recorder(config, env, folder, None if is_new else progress)
+    to_steps = None
+    if recorder is not None:
+        stack.callback(recorder.close)
+        to_steps = functools.partial(vault_steps, env=env, has_agent_ids=config.system.add_agent_id)
+    pool = stack.enter_context(ThreadPoolExecutor(4))
+    with no_garbage_collection():
+        programs = compile_programs(env, system, plan, config, pool, to_steps, data)
+    if not is_new:  # the overrides are known to work now
+        write_config(config, folder)
+    return Training(
+        *(system, programs, data, plan, config, folder, loggers, checkpoints, renderer),
+        *(recorder, signals),
+    )
 
 
 def result_if_complete(folder: Path, plan: Plan, progress: Progress) -> float | None:

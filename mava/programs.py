@@ -260,14 +260,9 @@ def compile_programs(
         )
         return pool.submit(compiler(block, init.shapes, actor_state, count, data))
 
-    options = config.logger.vault
-    recorded = 0
-    if to_steps is not None:
-        size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(update.shapes[3]))
-        longest = math.ceil(plan.schedule.updates / plan.schedule.evaluations)
-        recorded = max(min(RECORDED_BYTES // (size * num_replicas), longest), 1)
+    recorded = 0 if to_steps is None else updates_recorded_at_once(update.shapes[3], plan)
     record_job = compile_block(recorded) if recorded else None
-    always = recorded and options.every == 1 and not options.has_cap
+    always = config.logger.vault.every == 1 and not config.logger.vault.has_cap
     block_job = record_job if record_job and always else compile_block(0)
 
     def evaluate() -> Callable:
@@ -291,6 +286,19 @@ def compile_programs(
         num_recorded=recorded,
         evaluate=pool.submit(evaluate),
     )
+
+
+def updates_recorded_at_once(steps: Any, plan: Plan) -> int:
+    """Returns how many updates a block that is recorded does at most: what a device keeps of them
+    is bounded.
+
+    Args:
+        steps: shapes of what is recorded of an update of one replica.
+        plan: of the run.
+    """
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(steps))
+    longest = math.ceil(plan.schedule.updates / plan.schedule.evaluations)
+    return max(min(RECORDED_BYTES // (size * plan.num_replicas), longest), 1)
 
 
 def compile_evaluate(
