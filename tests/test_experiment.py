@@ -339,7 +339,10 @@ def test_memory_does_not_grow_with_the_updates_of_a_block():
     ("system", "overrides"),
     [
         ("rec_mappo", ("env=smax", "network=lstm", "env.kwargs.time_limit=8")),
-        ("ff_maac", ("env=smax", "env.kwargs.time_limit=8", "network.policies=shared")),
+        pytest.param(
+            *("ff_maac", ("env=smax", "env.kwargs.time_limit=8", "network.policies=shared")),
+            marks=pytest.mark.slow,
+        ),
         ("ff_maac", ("env=lbf", "system.lagged_critic=true", "system.overlap_collection=true")),
     ],
 )
