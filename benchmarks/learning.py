@@ -9,7 +9,6 @@ again, so a call that was stopped goes on where it was; use a new folder for new
 """
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from rich.table import Table
 from scipy import stats
 
 import mava
+from mava.logger import read_record
 
 
 class Curve(NamedTuple):
@@ -38,9 +38,7 @@ def finished_run(arguments: argparse.Namespace, seed: int) -> dict[str, Any] | N
     """Returns the MARL-eval record of a finished run of this seed, None if there is none."""
     pattern = f"{arguments.system}/*/*/seed_{seed}/*/metrics.json"
     for file in sorted(task_folder(arguments).glob(pattern)):
-        record: Any = json.loads(file.read_text())
-        for _ in range(4):  # environment, task, system, seed
-            (record,) = record.values()
+        record = read_record(file)
         if "absolute_metrics" in record:
             return record
     return None
@@ -104,6 +102,17 @@ def report(arguments: argparse.Namespace, curve: Curve) -> None:
     Console(width=120).print(table)
 
 
+def draw_mean(
+    axes: Any, x: np.ndarray, values: np.ndarray, color: str, label: str, band: str | None = None
+) -> None:
+    """Draws the mean of values (seeds, evaluations), and its 95 % interval as a band."""
+    mean = values.mean(axis=0)
+    axes.plot(x, mean, color=color, label=label)
+    if len(values) > 1:
+        half = stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)
+        axes.fill_between(x, mean - half, mean + half, color=color, alpha=0.2, label=band)
+
+
 def plot(arguments: argparse.Namespace, curve: Curve) -> None:
     import matplotlib
 
@@ -112,12 +121,9 @@ def plot(arguments: argparse.Namespace, curve: Curve) -> None:
 
     millions = curve.steps / 1e6
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
-    mean = curve.values.mean(axis=0)
     axes.plot(millions, curve.values.T, color="tab:blue", alpha=0.25, linewidth=0.8)
-    axes.plot(millions, mean, color="tab:blue", label=f"mean of {len(curve.values)} seeds")
-    if len(curve.values) > 1:
-        half = stats.sem(curve.values) * stats.t.ppf(0.975, len(curve.values) - 1)
-        axes.fill_between(millions, mean - half, mean + half, alpha=0.2, label="95 % interval")
+    label = f"mean of {len(curve.values)} seeds"
+    draw_mean(axes, millions, curve.values, "tab:blue", label, "95 % interval")
     axes.set(xlabel="environment steps (millions)", ylabel=arguments.metric.replace("_", " "))
     axes.set_title(f"{arguments.system}, {arguments.env} {arguments.scenario or ''}")
     axes.grid(alpha=0.3)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learning import Curve, collect, describe, task_folder
+from learning import Curve, collect, describe, draw_mean, task_folder
 from rich.console import Console
 from rich.table import Table
-from scipy import stats
 
 from mava.stored_vault import find_episodes, find_vault, read_steps
 
@@ -71,12 +70,8 @@ def plot(arguments: argparse.Namespace, curves: dict[str, Curve], data: np.ndarr
     )
     for system, curve in curves.items():
         axes = online if system == "ff_ippo" else offline
-        thousands, mean = curve.steps / 1e3, curve.values.mean(axis=0)
-        axes.plot(thousands, mean, color=COLOURS[system], label=NAMES.get(system, system))
-        if len(curve.values) > 1:
-            half = stats.sem(curve.values) * stats.t.ppf(0.975, len(curve.values) - 1)
-            low, high = mean - half, mean + half
-            axes.fill_between(thousands, low, high, color=COLOURS[system], alpha=0.2)
+        label = NAMES.get(system, system)
+        draw_mean(axes, curve.steps / 1e3, curve.values, COLOURS[system], label)
     if arguments.metric == "mean_episode_return":
         offline.axhline(data.mean(), color="0.3", linestyle="--", label="mean of the data")
     online.set(xlabel="environment steps (thousands)", ylabel=arguments.metric.replace("_", " "))

@@ -49,7 +49,7 @@ from mava.programs import split_keys
 from mava.recorder import Recorder, vault_steps
 from mava.resume import about_run
 from mava.snapshot import Progress, Snapshot
-from mava.stored_vault import find_vault, read_steps
+from mava.stored_vault import bytes_on_disk, find_vault, read_steps
 from mava.types import Observation
 
 SECONDS = 2.0  # of a measurement
@@ -257,7 +257,7 @@ def saving_cost(run_updates: Callable[[int], Snapshot], run: Any, plan: Any) -> 
             seconds[saving].append(time.perf_counter() - start)
         saver.close()
         newest = list_checkpoints(Path(folder, "checkpoints"))[-1]
-        num_bytes = sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())
+        num_bytes = bytes_on_disk(newest)
     return {
         "block_seconds": min(seconds[False]) / num_blocks,
         "saving_overhead_percent": 100 * (min(seconds[True]) / min(seconds[False]) - 1),
@@ -295,7 +295,7 @@ def recording_cost(run: Any, module: Any) -> dict[str, float]:
         recorder.close()
         vault = find_vault(Path(folder))
         raw = sum(x.nbytes for x in read_steps(vault).values())
-        disk = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+        disk = bytes_on_disk(Path(folder))
     # The first of either warms up.
     (plain_wall, plain_cpu), (wall, cpu) = (
         np.min(times[recording][1:], axis=0) for recording in (False, True)

@@ -17,7 +17,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from mava.types import MarlEnv
 
-# All that the experiment reads of a system's Config, and "total_timesteps", if it has that.
+# All that the experiment reads of a system's Config; also "total_timesteps" and, of one that learns
+# offline, "sequence_length", if it has them.
 SYSTEM_FIELDS = ("seed", "num_updates", "update_batch_size", "add_agent_id")
 
 
@@ -36,6 +37,23 @@ def short_reason(error: Exception) -> str:
     """Returns the end of what tensorstore says, after all the paths."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0].rsplit('": ', 1)[-1].rstrip(".")
+
+
+def flat_names(tree: dict[str, Any], separator: str = ".") -> dict[str, Any]:
+    """Returns {"system.gamma": 0.99} for {"system": {"gamma": 0.99}}."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            inner = flat_names(value, separator)
+            flat |= {f"{name}{separator}{rest}": x for rest, x in inner.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def absolute_path(path: str) -> str:
+    """Returns where a path given by the user leads from anywhere."""
+    return str(Path(path).expanduser().absolute())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,15 +269,14 @@ def _make_writable(node: DictConfig) -> None:
 
 def parse(cfg: DictConfig, system_file: Path) -> RunConfig:
     """Returns the checked, frozen form of a composed config; raises UserError."""
+    if cfg.logger.vault.path is not None:  # a run may go on from elsewhere
+        cfg.logger.vault.path = absolute_path(cfg.logger.vault.path)
     try:
         system: Any = OmegaConf.to_object(cfg.system)
         arch: Any = OmegaConf.to_object(cfg.arch)
         logger: Any = OmegaConf.to_object(cfg.logger)
     except ValueError as error:
         raise UserError(f"Bad option: {error}") from error
-    if logger.vault.path is not None:  # a run may go on from elsewhere
-        cfg.logger.vault.path = str(Path(logger.vault.path).expanduser().absolute())
-        logger = OmegaConf.to_object(cfg.logger)
     env, scenario = cfg.env, cfg.env.scenario
     if scenario.env_name != env.env_name:
         raise UserError(

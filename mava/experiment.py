@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax.errors import FlaxError
 
 from mava import config as configuration
@@ -41,7 +40,7 @@ from mava.snapshot import Progress
 from mava.stored_run import find_system_file, load_run
 from mava.sweeps import failed_jobs_listed, find_finished, record_failure
 from mava.training import Training, TrainingError, read_pretrained, run_keys
-from mava.types import MarlEnv, System
+from mava.types import MarlEnv, System, array_spec
 from mava.wrappers.episode_metrics import EpisodeMetrics
 from mava.wrappers.observation import AgentIds, FlatViews, GlobalState
 from mava.wrappers.vector import VectorEnv
@@ -204,13 +203,13 @@ def make_system(module: ModuleType, env: VectorEnv, run: RunConfig, config: Any)
 
 def check_network(system: System, env: VectorEnv) -> None:
     """Raises UserError if the network does not fit the observation, or a batch of two."""
-    batch = jax.tree.map(lambda x: jnp.zeros((2, *x.shape), x.dtype), env.observation_spec)
+    batch = jax.tree.map(lambda x: array_spec((2, *x.shape), x.dtype), env.observation_spec)
     key = jax.random.key(0)
     try:
         act_params = jax.eval_shape(lambda key: system.act_params(system.init(key)), key)
         jax.eval_shape(
-            lambda params, memory, key: system.act(params, batch, memory, key, True),
-            *(act_params, system.init_memory(2), key),
+            lambda params, batch, memory, key: system.act(params, batch, memory, key, True),
+            *(act_params, batch, jax.eval_shape(lambda: system.init_memory(2)), key),
         )
     except (TypeError, ValueError, FlaxError) as error:
         view = env.observation_spec.agents_view.shape

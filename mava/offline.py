@@ -17,6 +17,7 @@ from mava.stored_vault import (
     read_steps,
 )
 from mava.types import Experience, Observation
+from mava.wrappers.observation import with_agent_ids
 from mava.wrappers.vector import VectorEnv
 
 
@@ -62,8 +63,8 @@ def load_experience(run: RunConfig, env: VectorEnv) -> Experience:
             f"system.sequence_length={length}."
         )
     steps = read_steps(vault)
-    episodes = find_episodes(steps)
     if run.logger.use_console:
+        episodes = find_episodes(steps)
         print(
             f"Learning from {vault.folder}: {vault.num_steps:,} steps, {len(episodes.end):,} "
             f"episodes, mean return {np.mean(episodes.episode_return):.4g}."
@@ -118,9 +119,7 @@ def make_experience(steps: Steps, env: VectorEnv, add_agent_id: bool) -> Experie
     if add_agent_id:
         cells = spec.agents_view.shape[1:-1]
         view = view.reshape(num_steps, num_agents, *cells, -1)
-        ids = np.eye(num_agents, dtype=view.dtype).reshape(num_agents, *[1] * len(cells), -1)
-        ids = np.broadcast_to(ids, (*view.shape[:-1], num_agents))
-        view = np.concatenate([view, ids], axis=-1)
+        view = with_agent_ids(np, view, len(cells))
     all_in_game: Any = np.ones((num_steps, num_agents), bool)
     observation = Observation(
         agents_view=view.reshape(num_steps, *spec.agents_view.shape).astype(np.float32),

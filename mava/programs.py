@@ -186,14 +186,9 @@ def make_block(update: Traced, num_replicas: int, num_recorded: int = 0) -> Call
     def block(learner_state: Any, actor_state: Any, num_updates: jax.Array, data: tuple) -> tuple:
         metrics = jax.tree.map_with_path(zeros, update.shapes[2])
         axes = (num_recorded,) if num_replicas == 1 else (num_recorded, num_replicas)
-        recorded = jax.tree.map(lambda x: jnp.zeros((*axes, *x.shape), x.dtype), update.shapes[3])
-        carry = (
-            learner_state,
-            actor_state,
-            metrics,
-            jnp.int32(-1),
-            recorded if num_recorded else (),
-        )
+        kept = update.shapes[3] if num_recorded else ()
+        recorded = jax.tree.map(lambda x: jnp.zeros((*axes, *x.shape), x.dtype), kept)
+        carry = (learner_state, actor_state, metrics, jnp.int32(-1), recorded)
         return jax.lax.fori_loop(0, num_updates, functools.partial(body, data), carry)
 
     return block

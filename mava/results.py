@@ -18,7 +18,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from mava.config import UserError
+from mava.config import UserError, flat_names
+from mava.plan import unit_of
 
 ABSOLUTE = "absolute_metrics"
 COUNTERS = ("step_count", "elapsed_time")
@@ -45,7 +46,7 @@ class Run(NamedTuple):
 
     @property
     def unit(self) -> str:
-        return "gradient steps" if self.config.get("vault") else "environment steps"
+        return unit_of(offline=bool(self.config.get("vault")))
 
 
 def find_files(paths: Iterable[Path], leave_out: Path | None = None) -> list[Path]:
@@ -187,15 +188,7 @@ def _read_config(file: Path) -> dict[str, Any]:
         tree: Any = OmegaConf.to_container(OmegaConf.load(file))
     except (OSError, OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"{file} can't be read: {error}") from error
-    return dict(_flat(tree))
-
-
-def _flat(tree: dict[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{start}{name}.")
-        else:
-            yield start + name, value
+    return flat_names(tree)
 
 
 def merge(runs: list[Run], out: Path) -> None:

@@ -18,7 +18,7 @@ from filelock import FileLock
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from mava.config import LoggerConfig, RunConfig, UserError
+from mava.config import LoggerConfig, RunConfig, UserError, flat_names
 from mava.logger import Event, Logger
 
 MakeLogger = Callable[[Path, RunConfig], Logger]  # from the run's folder and config
@@ -187,7 +187,7 @@ class MlflowLogger:
     def _log_params(self, config: dict[str, Any]) -> None:
         from mlflow.entities import Param
 
-        params = [Param(name, str(value)[:6000]) for name, value in _flat(config).items()]
+        params = [Param(name, str(value)[:6000]) for name, value in flat_names(config).items()]
         for start in range(0, len(params), 100):  # more at a time are refused
             self._client.log_batch(self._id, params=params[start : start + 100])
 
@@ -235,7 +235,9 @@ class NeptuneLogger:
             del os.environ["NEPTUNE_DATA_DIRECTORY"]
             if before is not None:
                 os.environ["NEPTUNE_DATA_DIRECTORY"] = before
-        self._run["config"] = {name: str(x) for name, x in _flat(_config_of(config), "/").items()}
+        self._run["config"] = {
+            name: str(x) for name, x in flat_names(_config_of(config), "/").items()
+        }
 
     def write(self, event: Event) -> None:
         for name, value in _named(event).items():
@@ -270,18 +272,6 @@ def _config_of(config: RunConfig) -> dict[str, Any]:
     """Returns what config.yaml holds."""
     container: Any = OmegaConf.to_container(config.composed, resolve=True)
     return container
-
-
-def _flat(config: dict[str, Any], separator: str = ".") -> dict[str, Any]:
-    """Returns {"system.gamma": 0.99, ...}."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            inner = _flat(value, separator)
-            flat.update({f"{name}{separator}{x}": inner[x] for x in inner})
-        else:
-            flat[name] = value
-    return flat
 
 
 def is_failing() -> bool:

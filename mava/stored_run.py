@@ -94,7 +94,7 @@ def _apply(cfg: DictConfig, text: str) -> None:
     if override.is_sweep_override():
         raise UserError(f"{text}: one value, not several.")
     if key == "vault":
-        cfg.vault = str(Path(str(override.value())).expanduser().absolute())
+        cfg.vault = configuration.absolute_path(str(override.value()))
         return
     if override.is_delete() or "." not in key or "/" in key:
         raise UserError(f"{text}: of a stored run only single options can be changed.")

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from filelock import FileLock, Timeout
 
-from mava.config import UserError, short_reason
+from mava.config import UserError, flat_names, short_reason
 
 # Gzip, Vault's default, takes longer than training. Readers find the compressor in the vault.
 COMPRESSION = {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": 1}
@@ -62,7 +62,7 @@ def open_vault(folder: Path) -> StoredVault:
     """Returns the vault in a folder; raises UserError."""
     try:
         metadata = json.loads((folder / "metadata.json").read_text())
-        shapes = flat(metadata["structure_shape"])
+        shapes = flat_names(metadata["structure_shape"], "/")
         sizes = {
             name: tuple(map(int, text.strip("()").rstrip(",").split(",")))
             for name, text in shapes.items()
@@ -76,7 +76,7 @@ def open_vault(folder: Path) -> StoredVault:
         folder=folder,
         num_steps=num_steps,
         shapes={name: size[2:] for name, size in sizes.items()},
-        dtypes=flat(metadata["structure_dtype"]),
+        dtypes=flat_names(metadata["structure_dtype"], "/"),
         metadata=metadata,
     )
 
@@ -100,6 +100,11 @@ def read_steps(vault: StoredVault, names: tuple[str, ...] | None = None) -> Step
     }
     reads = {name: array[0, : vault.num_steps].read() for name, array in arrays.items()}
     return {name: read.result() for name, read in reads.items()}
+
+
+def bytes_on_disk(folder: Path) -> int:
+    """Returns the size of all files in a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def episode_ends(steps: Steps) -> np.ndarray:
@@ -217,14 +222,6 @@ def nested(arrays: dict[str, Any]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
         node[leaf] = x
     return tree
-
-
-def flat(tree: dict[str, Any], start: str = "") -> dict[str, Any]:
-    """Returns {"infos/state": x} for {"infos": {"state": x}}."""
-    arrays: dict[str, Any] = {}
-    for name, x in tree.items():
-        arrays |= flat(x, f"{start}{name}/") if isinstance(x, dict) else {start + name: x}
-    return arrays
 
 
 class Episode(NamedTuple):

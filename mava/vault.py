@@ -14,6 +14,7 @@ from mava.stored_vault import (
     Steps,
     StoredVault,
     VaultWriter,
+    bytes_on_disk,
     find_episodes,
     find_vault,
     read_steps,
@@ -60,7 +61,7 @@ def describe(vault: StoredVault) -> None:
         raw += size
         table.add_row(name, str(shape), vault.dtypes[name], f"{size / 1e6:,.3g}")
     console.print(table)
-    disk = sum(file.stat().st_size for file in vault.folder.rglob("*") if file.is_file())
+    disk = bytes_on_disk(vault.folder)
     console.print(f"on disk {disk / 1e6:,.3g} MB, uncompressed {raw / 1e6:,.3g} MB")
     if count:
         print_returns(episodes.episode_return, console)

@@ -67,6 +67,12 @@ def first_timestep(observation: Observation, extras: dict[str, Any]) -> TimeStep
     )
 
 
+def agents_in_turn(num_agents: int) -> jax.Array:
+    """Returns for each agent all of them, (N, N): itself, the next, ..., the one before."""
+    agent_ids = jnp.arange(num_agents)
+    return (agent_ids[:, None] + agent_ids) % num_agents
+
+
 def view_sizes(env: Any) -> tuple[int, ...]:
     """Returns how many features of each agent's view, (N,), are not padding at the end of it.
 

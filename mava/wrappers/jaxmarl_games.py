@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from mava.types import Discrete, Observation, TimeStep
-from mava.wrappers.base import check_counts, check_known, check_switches, check_time_limit
+from mava.wrappers.base import (
+    agents_in_turn,
+    check_counts,
+    check_known,
+    check_switches,
+    check_time_limit,
+)
 from mava.wrappers.jaxmarl import JaxMarlEnv, JaxMarlState, import_suite, quiet
 
 
@@ -222,8 +228,7 @@ class StormEnv(JaxMarlEnv):
 
     def _observation(self, views: Any, env_state: Any) -> Observation:
         inventory = views["inventory"].T.astype(jnp.float32)  # (N, 5): own and shown
-        agents = jnp.arange(self.num_agents)
-        others = (agents[:, None] + 1 + agents[:-1]) % self.num_agents  # (N, N - 1)
+        others = agents_in_turn(self.num_agents)[:, 1:]
         shown = inventory[others, 3:].reshape(self.num_agents, -1)
         inventory = jnp.concatenate([inventory[:, :3], shown], axis=-1)[:, None, None]
         tiles = views["observations"].astype(jnp.float32)

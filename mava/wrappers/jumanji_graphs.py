@@ -15,7 +15,7 @@ from jumanji.environments.routing.multi_cvrp.generator import UniformRandomGener
 from jumanji.environments.routing.multi_cvrp.utils import worst_case_remaining_reward
 
 from mava.types import FIRST, LAST, MID, Discrete, Observation, TimeStep
-from mava.wrappers.base import check_time_limit, view_spec
+from mava.wrappers.base import agents_in_turn, check_time_limit, view_spec
 from mava.wrappers.jumanji import FIGURE_SIZE, draw_states
 
 
@@ -126,8 +126,7 @@ class MultiCvrpEnv:
         left = jnp.full((self.num_agents, 1), 1.0 - _num_steps(state) / self.time_limit)
         own = jnp.concatenate([places, of_vehicles, left], axis=-1)
 
-        agent_ids = jnp.arange(self.num_agents)
-        following = (agent_ids[:, None] + agent_ids[1:]) % self.num_agents  # (N, N - 1)
+        following = agents_in_turn(self.num_agents)[:, 1:]
         to_others = places[following] - places[:, None]
         others = jnp.concatenate([to_others, of_vehicles[following]], axis=-1)
 

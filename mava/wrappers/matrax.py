@@ -8,7 +8,7 @@ import matrax  # noqa: F401  registers its games
 from jumanji.registration import make, registered_environments
 
 from mava.types import LAST, MID, Discrete, Observation, TimeStep
-from mava.wrappers.base import check_time_limit, first_timestep, view_spec
+from mava.wrappers.base import agents_in_turn, check_time_limit, first_timestep, view_spec
 
 GAMES = ("Climbing", "Penalty", "NoConflict", "Conflict")  # what the names of tasks begin with
 
@@ -65,8 +65,7 @@ class MatraxEnv:
 
     def _observation(self, observation: Any) -> Observation:
         num_agents, num_actions = self.num_agents, self.action_spec.num_actions
-        agent_ids = jnp.arange(num_agents)
-        own_first = (agent_ids[:, None] + agent_ids) % num_agents  # (N, N)
+        own_first = agents_in_turn(num_agents)
         last_actions = jnp.take_along_axis(observation.agent_obs, own_first, axis=1)
         views = jax.nn.one_hot(last_actions, num_actions)  # zeros where there is none, -1
         views = views.reshape(num_agents, -1) * self._env.keep_state

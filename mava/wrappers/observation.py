@@ -58,6 +58,20 @@ class GlobalState(_ObservationWrapper):
         return timestep.replace(observation=observation.replace(global_state=global_state))
 
 
+def with_agent_ids(xp: Any, view: Any, num_cell_axes: int) -> Any:
+    """Returns views (..., N, *cells, O) with one-hot agent ids after their features.
+
+    Args:
+        xp: numpy or jax.numpy, of which the views are.
+        view: of all agents, perhaps with leading axes.
+        num_cell_axes: of a grid 2, of a vector 0.
+    """
+    num_agents = view.shape[-2 - num_cell_axes]
+    ids = xp.eye(num_agents, dtype=view.dtype).reshape(num_agents, *[1] * num_cell_axes, -1)
+    ids = xp.broadcast_to(ids, (*view.shape[:-1], num_agents))
+    return xp.concatenate([view, ids], axis=-1)
+
+
 class AgentIds(_ObservationWrapper):
     """Appends a one-hot agent id to every agent's view, so that shared parameters can tell the
     agents apart: (N, O) becomes (N, O + N), the id last; in a grid every cell gets it.
@@ -73,8 +87,5 @@ class AgentIds(_ObservationWrapper):
     def _add(self, timestep: TimeStep) -> TimeStep:
         observation = timestep.observation
         view = observation.agents_view
-        num_agents, *cells, _ = view.shape
-        ids = jnp.eye(num_agents, dtype=view.dtype).reshape(num_agents, *[1] * len(cells), -1)
-        ids = jnp.broadcast_to(ids, (num_agents, *cells, num_agents))
-        view = jnp.concatenate([view, ids], axis=-1)
+        view = with_agent_ids(jnp, view, num_cell_axes=view.ndim - 2)
         return timestep.replace(observation=observation.replace(agents_view=view))
