@@ -242,7 +242,7 @@ def saving_cost(run_updates: Callable[[int], Snapshot], run: Any, plan: Any) -> 
     blocked, env_step = [], 0
     with tempfile.TemporaryDirectory() as folder:
         options = dataclasses.replace(run.logger.checkpointing, save_interval_steps=1)
-        saver = Checkpoints(Path(folder, "checkpoints"), options, about_run(run, plan))
+        saver = Checkpoints(Path(folder, "checkpoints"), options, about_run(run, plan, {}))
         saver.save_now(run_updates(1))
         for saving in [False, True] * REPEATS:
             start = time.perf_counter()

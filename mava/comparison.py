@@ -18,7 +18,7 @@ from mava.statistics import Estimate
 LABELS = {"mean_episode_return": "mean episode return", "win_rate": "win rate (%)"}
 # What runs of one system on one task may differ in: seed, paths, and what is only logged.
 FREE = re.compile(
-    r"system\.seed|resume|vault|arch\.compilation_cache"
+    r"system\.seed|resume|vault|arch\.(compilation_cache|num_seeds)"
     r"|logger\.(?!checkpointing\.load_model|checkpointing\.load_args\.checkpoint).*"
 )
 # Budgets are rounded up to whole updates: by so much runs of one task may differ in length.

@@ -1,5 +1,6 @@
 """Typed configuration: what Hydra composes becomes frozen dataclasses here, checked."""
 
+import copy
 import dataclasses
 import importlib.util
 import sys
@@ -62,6 +63,7 @@ class Arch:
 
     num_envs: int = MISSING
     num_devices: int | None = MISSING
+    num_seeds: int = MISSING
     num_evaluation: int = MISSING
     num_eval_episodes: int = MISSING
     num_absolute_metric_eval_episodes: int = MISSING
@@ -71,7 +73,7 @@ class Arch:
     debug: bool = MISSING
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "num_evaluation", "num_eval_episodes",
+        for name in ("num_envs", "num_seeds", "num_evaluation", "num_eval_episodes",
                      "num_absolute_metric_eval_episodes"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"arch.{name}={getattr(self, name)} must be at least 1.")
@@ -294,6 +296,18 @@ def parse(cfg: DictConfig, system_file: Path) -> RunConfig:
         vault=cfg.get("vault"),
         composed=cfg,
     )
+
+
+def runs_of_seeds(run: RunConfig) -> list[RunConfig]:
+    """Returns for each seed what would train it alone, in the order of the seeds."""
+    if run.arch.num_seeds == 1 or run.arch.debug:
+        return [run]
+    runs = []
+    for seed in range(run.system.seed, run.system.seed + run.arch.num_seeds):
+        composed = copy.deepcopy(run.composed)
+        composed.system.seed, composed.arch.num_seeds = seed, 1
+        runs.append(parse(composed, run.system_file))
+    return runs
 
 
 def scenarios_of(env_name: str) -> list[str]:

@@ -19,7 +19,7 @@ from mava.checkpoints import Checkpoints, Stored, read_newest
 from mava.config import RunConfig, UserError
 from mava.debugging import debug_nans
 from mava.devices import choose_devices, use_compilation_cache
-from mava.logger import ConsoleLogger, JsonLogger, Logger, TensorBoardLogger, read_record
+from mava.logger import Console, JsonLogger, Logger, TensorBoardLogger, read_record
 from mava.offline import load_experience, use_vault
 from mava.plan import Plan, announce, make_plan
 from mava.programs import compile_programs
@@ -33,13 +33,19 @@ from mava.resume import (
     check_overrides,
     plan_rest,
 )
-from mava.run_folder import create_run_folder, lock_folder, write_config
+from mava.run_folder import (
+    create_run_folder,
+    find_versions,
+    lock_folder,
+    new_name,
+    write_config,
+)
 from mava.services import MakeLogger, find_loggers, start_loggers
 from mava.signals import Stopped, StopSignals
 from mava.snapshot import Progress
 from mava.stored_run import find_system_file, load_run
 from mava.sweeps import failed_jobs_listed, find_finished, record_failure
-from mava.training import Training, TrainingError, read_pretrained, run_keys
+from mava.training import SeedRun, Training, TrainingError, read_pretrained, run_keys
 from mava.types import MarlEnv, System, array_spec
 from mava.wrappers.episode_metrics import EpisodeMetrics
 from mava.wrappers.observation import AgentIds, FlatViews, GlobalState
@@ -98,11 +104,13 @@ def run_job(file: str, cfg: Any) -> float:
             use_vault(cfg, list(hydra_cfg.overrides.task))
         module = configuration.load_system(file)
         config = configuration.parse(cfg, Path(file).resolve())
-        finished = find_finished(config) if cfg.skip_finished else None
-        if finished is not None:
-            folder, result = finished
-            print(f"{folder} is such a run, and finished: skipped.")
-            return result
+        if cfg.skip_finished:
+            finished = [find_finished(x) for x in configuration.runs_of_seeds(config)]
+            done = [x for x in finished if x is not None]
+            for folder, _ in done:
+                print(f"{folder} is such a run, and finished.")
+            if len(done) == len(finished):
+                return sum(result for _, result in done) / len(done)
         return run(module, config)
     except Exception as error:
         if hydra_cfg.mode == RunMode.MULTIRUN:
@@ -263,9 +271,10 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
     Args:
         module: the system file.
         config: what the user asked for.
-        folder: that of a run to go on with; None starts a new one.
+        folder: that of a run to go on with; None starts a new one for each seed.
     """
     use_compilation_cache(config.arch.compilation_cache)
+    of_seeds = configuration.runs_of_seeds(config)
     with ExitStack() as stack:
         resumed = None
         if folder is not None:
@@ -284,49 +293,73 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
         data = (load_experience(config, env),) if system.offline else ()
         signals = stack.enter_context(StopSignals())
         stack.enter_context(debug_nans(config.arch.debug))
-        is_new = folder is None
-        about = about_run(config, plan)
-        if folder is None:
-            folder = create_run_folder(config, about["versions"])
-            stack.callback(lock_folder(folder).release)
+        is_new, versions = folder is None, find_versions(config.system_file)
+        folders = [folder] if folder else create_run_folders(of_seeds, versions, stack)
         if resumed:
-            announce_resumed(config, plan, resumed, about)
-        announce(config, plan, folder, is_new)
+            announce_resumed(config, plan, resumed, versions)
+        announce(config, plan, folders, is_new)
         try:
-            training = make_training(
-                *(stack, config, env, system, plan, data, services, signals),
-                *(folder, resumed, is_new, about),
-            )
+            runs = [
+                make_seed_run(
+                    *(of_seed, folder, env, system, plan, services, versions, resumed, is_new),
+                    stack.enter_context(ExitStack()),
+                )
+                for of_seed, folder in zip(of_seeds, folders, strict=True)
+            ]
+            console = None
+            if config.logger.use_console:
+                console = Console(plan, runs[0].progress.env_step, config.arch.debug)
+                stack.callback(console.close)
+            to_steps = None
+            if config.logger.vault.record:
+                has_agent_ids = config.system.add_agent_id
+                to_steps = functools.partial(vault_steps, env=env, has_agent_ids=has_agent_ids)
+            pool = stack.enter_context(ThreadPoolExecutor(4))
+            with no_garbage_collection():
+                programs = compile_programs(env, system, plan, config, pool, to_steps, data)
+            if not is_new:  # the overrides are known to work now
+                write_config(config, folders[0])
+            training = Training(system, programs, data, plan, config, runs, console, signals)
             del data  # it is on the devices then, and need not be here, too
             return training.run(resumed, pretrained)
         except OSError as error:
             raise TrainingError(
-                f"Can't write to {folder}: {error.strerror or error}. Training stopped; what was "
-                "saved before is complete."
+                f"Can't write to {folders[0]}: {error.strerror or error}. Training stopped; what "
+                "was saved before is complete."
             ) from error
 
 
-def make_training(
-    stack: ExitStack,
+def create_run_folders(
+    runs: list[RunConfig], versions: dict[str, Any], stack: ExitStack
+) -> list[Path]:
+    """Returns new folders, all of one name, which are locked until the stack is closed."""
+    name, folders = new_name(), []
+    for run in runs:
+        folders.append(create_run_folder(run, name, versions))
+        stack.callback(lock_folder(folders[-1]).release)
+    return folders
+
+
+def make_seed_run(
     config: RunConfig,
+    folder: Path,
     env: VectorEnv,
     system: System,
     plan: Plan,
-    data: tuple[Any, ...],
     services: dict[str, MakeLogger],
-    signals: StopSignals,
-    folder: Path,
+    versions: dict[str, Any],
     resumed: Stored | None,
     is_new: bool,
-    about: dict[str, Any],
-) -> Training:
-    """Returns a run that is ready but for what still compiles; the stack closes what it opens."""
+    stack: ExitStack,
+) -> SeedRun:
+    """Returns what one seed has for itself; the stack closes what it opens."""
+    about = about_run(config, plan, versions)
     checkpoints = Checkpoints(folder / "checkpoints", config.logger.checkpointing, about)
     stack.callback(checkpoints.close)
     checkpoints.start_from(resumed)
     progress = resumed.progress if resumed else Progress()
     started = start_loggers(services, folder, config, stack)
-    loggers = make_loggers(config, plan, folder, progress, is_new)
+    loggers = make_loggers(config, folder, progress, is_new)
     for logger in loggers:
         stack.callback(logger.close)
     loggers += started
@@ -334,18 +367,17 @@ def make_training(
     if renderer is not None:
         stack.callback(renderer.close)
     recorder = make_recorder(config, env, folder, None if is_new else progress)
-    to_steps = None
     if recorder is not None:
         stack.callback(recorder.close)
-        to_steps = functools.partial(vault_steps, env=env, has_agent_ids=config.system.add_agent_id)
-    pool = stack.enter_context(ThreadPoolExecutor(4))
-    with no_garbage_collection():
-        programs = compile_programs(env, system, plan, config, pool, to_steps, data)
-    if not is_new:  # the overrides are known to work now
-        write_config(config, folder)
-    return Training(
-        *(system, programs, data, plan, config, folder, loggers, checkpoints, renderer),
-        *(recorder, signals),
+    return SeedRun(
+        seed=config.system.seed,
+        folder=folder,
+        loggers=loggers,
+        checkpoints=checkpoints,
+        renderer=renderer,
+        recorder=recorder,
+        stack=stack,
+        progress=progress,
     )
 
 
@@ -363,12 +395,8 @@ def result_if_complete(folder: Path, plan: Plan, progress: Progress) -> float | 
     return progress.mean_return
 
 
-def make_loggers(
-    config: RunConfig, plan: Plan, folder: Path, progress: Progress, is_new: bool
-) -> list[Logger]:
+def make_loggers(config: RunConfig, folder: Path, progress: Progress, is_new: bool) -> list[Logger]:
     chosen: list[Logger] = []
-    if config.logger.use_console:
-        chosen.append(ConsoleLogger(plan, progress.env_step, config.arch.debug))
     if config.logger.use_tb:
         chosen.append(TensorBoardLogger(folder / "tensorboard", None if is_new else progress))
     if config.logger.use_json:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from mava.config import UserError
 from mava.plan import Plan
 from mava.snapshot import Progress
+from mava.summary import half_interval, mean_over_seeds
 
 JSON_METRICS = ("mean_episode_return", "win_rate", "steps_per_second")
 
@@ -155,12 +156,13 @@ class TensorBoardLogger:
             self._writer.close()
 
 
-class ConsoleLogger:
-    """A live line on a terminal, a plain line per evaluation elsewhere."""
+class Console:
+    """A live line on a terminal, a plain line per evaluation elsewhere; of all seeds together."""
 
     def __init__(self, plan: Plan, first_step: int = 0, every_metric: bool = False) -> None:
         self._total = total_steps = plan.total_steps
         self._unit = plan.unit.replace("environment", "env")
+        self._seeds = f"{plan.num_seeds} x " if plan.num_seeds > 1 else ""
         self._every_metric = every_metric
         self._steps = first_step
         self._rate = 0.0
@@ -184,8 +186,10 @@ class ConsoleLogger:
             ahead = min(self._rate * seconds_in_block, block_steps)
             self._bar.update(self._task, completed=self._steps + ahead)
 
-    def write(self, event: Event) -> None:
-        values = event.values
+    def write(self, events: list[Event]) -> None:
+        """Takes the same event of each seed."""
+        event = events[0]
+        values = mean_over_seeds([x.values for x in events])
         if self._every_metric:
             for name, value in values.items():
                 self._say(f"{event.kind} {event.evaluation}: {name} = {value:.6g}")
@@ -195,7 +199,11 @@ class ConsoleLogger:
                 metrics = ", ".join(f"{name} {value:.3g}" for name, value in values.items())
                 self._say(f"First block trained: {metrics}")
             return
-        summary = f"return {values['mean_episode_return']:.3g} ± {values['std_episode_return']:.2g}"
+        mean_return = values["mean_episode_return"]
+        summary = f"return {mean_return:.3g} ± {values['std_episode_return']:.2g}"
+        if len(events) > 1:
+            half = half_interval([x.values["mean_episode_return"] for x in events])
+            summary = f"return {mean_return:.3g} ({len(events)} seeds, 95 % ± {half:.2g})"
         if "win_rate" in values:
             summary += f", win rate {values['win_rate']:.3g} %"
         length = f", length {values['mean_episode_length']:.4g}"
@@ -204,7 +212,7 @@ class ConsoleLogger:
             self._say(f"best parameters: {summary}{length}{episodes}")
             return
         left = (self._total - event.env_step) / max(self._rate, 1e-9)
-        speed = f"{self._rate:,.0f} {self._unit}/s, {_clock(left)} left"
+        speed = f"{self._seeds}{self._rate:,.0f} {self._unit}/s, {_clock(left)} left"
         if self._bar is not None:
             status = f"{speed}, {summary}"
             self._bar.update(self._task, completed=event.env_step, status=status)

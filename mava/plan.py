@@ -32,6 +32,7 @@ class Plan:
     """How much of what a run does."""
 
     devices: list[jax.Device]
+    num_seeds: int  # S; all other numbers are those of one seed
     num_replicas: int  # U
     num_envs: int  # E
     steps_per_update: int  # over all devices and replicas
@@ -106,6 +107,7 @@ def make_plan(
     absolute = arch.num_absolute_metric_eval_episodes if arch.absolute_metric else 0
     plan = Plan(
         devices=devices,
+        num_seeds=1 if arch.debug else arch.num_seeds,
         num_replicas=replicas,
         num_envs=arch.num_envs,
         steps_per_update=steps_per_update,
@@ -122,8 +124,15 @@ def make_plan(
     return plan
 
 
-def announce(config: RunConfig, plan: Plan, folder: Path, is_new: bool) -> None:
-    """Prints what will run, before anything is compiled."""
+def announce(config: RunConfig, plan: Plan, folders: list[Path], is_new: bool) -> None:
+    """Prints what will run, before anything is compiled.
+
+    Args:
+        config: what the user asked for.
+        plan: of the run.
+        folders: of each seed's run.
+        is_new: whether it starts now.
+    """
     if not config.logger.use_console:
         return
     platform = plan.devices[0].platform
@@ -134,6 +143,9 @@ def announce(config: RunConfig, plan: Plan, folder: Path, is_new: bool) -> None:
         f"{plan.steps_per_update:,} steps = {plan.total_steps:,} {plan.unit}, "
         f"{plan.num_evaluations} evaluations of {plan.num_episodes} episodes."
     )
+    if plan.num_seeds > 1:
+        last = config.system.seed + plan.num_seeds - 1
+        print(f"All of it for each of {plan.num_seeds} seeds, {config.system.seed} to {last}.")
     if plan.asked_steps is not None and plan.asked_steps != plan.total_steps:
         print(
             f"system.total_timesteps={plan.asked_steps:,} is rounded up to whole updates: "
@@ -143,4 +155,5 @@ def announce(config: RunConfig, plan: Plan, folder: Path, is_new: bool) -> None:
     chosen = config.arch.debug or config.arch.num_devices is not None
     if platform == "cpu" and free > 0 and is_new and not chosen:
         print(f"{free} more CPU cores are free: arch.num_devices={free + len(plan.devices)}.")
-    print(f"Results: {folder}\nCompiling...", flush=True)
+    print("\n".join(f"Results: {folder}" for folder in folders))
+    print("Compiling...", flush=True)

@@ -1,6 +1,8 @@
 """The compiled programs of a run: update blocks and evaluations over devices and replicas.
 
-D devices and U replicas are known here and in `mava.utils.parallel`; a system never sees them.
+D devices and U replicas are known here and in `mava.utils.parallel`, S seeds here alone; a system
+never sees them. The axes of an array stand in this order, those of size 1 but D are left out:
+a LearnerState's (S, ...), an ActorState's (D, S, U, ...).
 """
 
 import dataclasses
@@ -25,6 +27,7 @@ from mava.utils.varying import ALL, NONE, varying_axes
 from mava.wrappers.vector import VectorEnv
 
 RECORDED_BYTES = 2**25  # of recorded steps that wait on a device until a block returns them
+ONE_BY_ONE = ("cpu",)  # platforms that train one seed after the other
 
 
 def over_replicas(function: Callable, num_replicas: int, in_axes: tuple, out_axes: Any) -> Callable:
@@ -36,6 +39,31 @@ def over_replicas(function: Callable, num_replicas: int, in_axes: tuple, out_axe
     if num_replicas == 1:
         in_axes, out_axes = jax.tree.map(lambda axis: None, (in_axes, out_axes))
     return jax.vmap(function, in_axes, out_axes, axis_name="replica", axis_size=num_replicas)
+
+
+def over_seeds(
+    function: Callable, num_seeds: int, devices: list[jax.Device], in_axes: tuple[int | None, ...]
+) -> Callable:
+    """Maps `function` over the seed axis; axis 0 in `in_axes` is mapped, and that of all results.
+
+    At once they fill an accelerator. A CPU is full with one, and takes them one by one: a network
+    of each seed's own makes matrix products that XLA does several times slower there.
+    """
+    if num_seeds == 1:
+        return function
+    if devices[0].platform not in ONE_BY_ONE:
+        return jax.vmap(function, in_axes)
+
+    def one_by_one(*arguments: Any) -> Any:
+        def of_one(mapped: list[Any]) -> Any:
+            of_seed = iter(mapped)
+            both = zip(arguments, in_axes, strict=True)
+            return function(*[x if axis is None else next(of_seed) for x, axis in both])
+
+        mapped = [x for x, axis in zip(arguments, in_axes, strict=True) if axis is not None]
+        return jax.lax.map(of_one, mapped)
+
+    return one_by_one
 
 
 def over_devices(
@@ -198,11 +226,11 @@ def make_block(update: Traced, num_replicas: int, num_recorded: int = 0) -> Call
 class Programs:
     """The programs of a run; calling a future's result runs it on all devices."""
 
-    setup: Future  # (init_key, reset_keys, data) -> LearnerState, ActorState, data on the devices
+    setup: Future  # (init_keys, reset_keys, data) -> LearnerState, ActorState, data on the devices
     block: Future  # (LearnerState, ActorState, num_updates, data) -> see `make_block`
     record: Future | None  # a block of at most `num_recorded` updates that returns their steps
     num_recorded: int
-    evaluate: Future  # (act_params, key, num_episodes, device indices) -> results (D, c, rounds)
+    evaluate: Future  # (act_params, keys, num_episodes, devices) -> results (D, S, c, rounds)
 
 
 def compile_programs(
@@ -227,33 +255,35 @@ def compile_programs(
         to_steps: what is recorded of a rollout; None: nothing.
         data: what `update` takes besides the states, or its shapes.
     """
-    num_replicas = plan.num_replicas
+    num_replicas, num_seeds = plan.num_replicas, plan.num_seeds
     init, reset, update = trace_system(system, plan, to_steps, data)
     debug = config.arch.debug
     over_all = functools.partial(over_devices, plan.devices, debug)
     compiler = functools.partial(make_compiler, debug=debug)
-    key, count = jax.random.key(0), np.int32(1)
-    keys = split_keys(key, plan)
+    count = np.int32(1)
+    keys = setup_keys([jax.random.key(0)] * num_seeds, [jax.random.key(0)] * num_seeds, plan)
+    reset_all = over_replicas(reset.run, num_replicas, (0,), 0)
+    start = over_seeds(
+        lambda key, keys: (init.run(key), reset_all(keys)), num_seeds, plan.devices, (0, 0)
+    )
     setup = over_all(
-        lambda key, keys, data: (
-            init.run(key),
-            over_replicas(reset.run, num_replicas, (0,), 0)(keys),
-            data,
-        ),
+        lambda key, keys, data: (*start(key, keys), data),
         in_axes=(None, 0, None),
         out_axes=(None, 0, None),
     )
-    setup_job = pool.submit(compiler(setup, key, keys, data, runs_once=True))
-    actor_state = actor_state_shapes(reset.shapes, plan)
+    setup_job = pool.submit(compiler(setup, *keys, data, runs_once=True))
+    learner_state = with_seeds(init.shapes, num_seeds, axis=0)
+    actor_state = with_seeds(actor_state_shapes(reset.shapes, plan), num_seeds, axis=1)
 
     def compile_block(num_recorded: int) -> Future:
-        block = over_all(
-            make_block(update, num_replicas, num_recorded),
+        block = make_block(update, num_replicas, num_recorded)
+        program = over_all(
+            over_seeds(block, num_seeds, plan.devices, (0, 0, None, None)),
             in_axes=(None, 0, None, None),
             out_axes=(None, 0, None, None, 0),
             donate_argnums=(1,),
         )
-        return pool.submit(compiler(block, init.shapes, actor_state, count, data))
+        return pool.submit(compiler(program, learner_state, actor_state, count, data))
 
     recorded = 0 if to_steps is None else updates_recorded_at_once(update.shapes[3], plan)
     record_job = compile_block(recorded) if recorded else None
@@ -271,6 +301,7 @@ def compile_programs(
             num_episodes=plan.num_episodes,
             max_episodes=max(plan.num_episodes, plan.num_absolute_episodes),
             greedy=config.arch.evaluation_greedy,
+            num_seeds=num_seeds,
             debug=debug,
         )
 
@@ -293,7 +324,7 @@ def updates_recorded_at_once(steps: Any, plan: Plan) -> int:
     """
     size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(steps))
     longest = math.ceil(plan.schedule.updates / plan.schedule.evaluations)
-    return max(min(RECORDED_BYTES // (size * plan.num_replicas), longest), 1)
+    return max(min(RECORDED_BYTES // (size * plan.num_replicas * plan.num_seeds), longest), 1)
 
 
 def compile_evaluate(
@@ -306,27 +337,31 @@ def compile_evaluate(
     num_episodes: int,
     max_episodes: int,
     greedy: bool,
+    num_seeds: int = 1,
     debug: bool = False,
 ) -> Callable:
-    """Returns evaluate(act_params, key, num_episodes, device indices), see `Programs`.
+    """Returns evaluate(act_params, keys, num_episodes, device indices), see `Programs`.
 
     Args:
         env: one environment, with EpisodeMetrics.
         system: whose policy plays.
-        act_params: what `system.act` needs, or its shapes.
+        act_params: what `system.act` needs of one seed, or its shapes.
         devices: to play on.
         num_envs: episodes at once on a device, at most.
         num_episodes: as many as are played mostly.
         max_episodes: as many as can be asked for.
         greedy: passed to `system.act`.
+        num_seeds: S.
         debug: see `over_devices`.
     """
     copies = min(math.ceil(num_episodes / len(devices)), num_envs)
     evaluate = make_evaluate(env, system, copies, len(devices), max_episodes, greedy)
+    evaluate = over_seeds(evaluate, num_seeds, devices, (0, 0, None, None))
     program = over_devices(devices, debug, evaluate, in_axes=(None, None, None, 0))
     indices = np.arange(len(devices), dtype=np.int32)
-    key, count = jax.random.key(0), np.int32(1)
-    return make_compiler(program, act_params, key, count, indices, debug=debug)()
+    act_params = with_seeds(act_params, num_seeds, axis=0)
+    keys, count = stack_seeds([jax.random.key(0)] * num_seeds), np.int32(1)
+    return make_compiler(program, act_params, keys, count, indices, debug=debug)()
 
 
 def make_compiler(
@@ -351,17 +386,41 @@ def cpu_compiler_options(runs_once: bool) -> dict[str, int]:
 
 
 def stream_axes(plan: Plan) -> tuple[int, ...]:
-    """Returns the leading axes of all streams of experience: (D,) or, with replicas, (D, U)."""
+    """Returns the leading axes of a seed's streams: (D,) or, with replicas, (D, U)."""
     num_devices, num_replicas = len(plan.devices), plan.num_replicas
     return (num_devices,) if num_replicas == 1 else (num_devices, num_replicas)
 
 
 def split_keys(key: jax.Array, plan: Plan) -> jax.Array:
-    """Returns a key for each stream of experience."""
+    """Returns a key for each stream of experience of a seed."""
     return jax.random.split(key, stream_axes(plan))
 
 
 def actor_state_shapes(of_one: Any, plan: Plan) -> Any:
-    """Returns the shapes of all streams' ActorStates from those of one."""
+    """Returns the shapes of all ActorStates of a seed from those of one stream."""
     axes = stream_axes(plan)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), of_one)
+
+
+def stack_seeds(of_each: list[jax.Array], axis: int = 0) -> jax.Array:
+    """Returns the arrays of all seeds as one."""
+    return of_each[0] if len(of_each) == 1 else jnp.stack(of_each, axis)
+
+
+def setup_keys(
+    init_keys: list[jax.Array], reset_keys: list[jax.Array], plan: Plan
+) -> tuple[jax.Array, jax.Array]:
+    """Returns what `Programs.setup` takes, from two keys of each seed."""
+    streams = [split_keys(key, plan) for key in reset_keys]
+    return stack_seeds(init_keys), stack_seeds(streams, axis=1)
+
+
+def with_seeds(of_one: Any, num_seeds: int, axis: int) -> Any:
+    """Returns the shapes of all seeds' arrays from those of one."""
+    if num_seeds == 1:
+        return of_one
+
+    def shape(x: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*x.shape[:axis], num_seeds, *x.shape[axis:]), x.dtype)
+
+    return jax.tree.map(shape, of_one)

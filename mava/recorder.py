@@ -139,16 +139,16 @@ class Recorder:
             self._episodes.interrupt()
         return wanted
 
-    def add(self, steps: Any, num_updates: int) -> None:
+    def add(self, steps: Any, num_updates: int, seed: int | None = None) -> None:
         """Takes the steps of some updates.
 
         Args:
-            steps: what `vault_steps` gave, (D, k, T, E, ...) or, with replicas, (D, k, U, T, E,
-                ...).
+            steps: what `vault_steps` gave, (D, S, k, U, T, E, ...), without S and U if they are 1.
             num_updates: how many of the k are filled.
+            seed: which of the S is recorded here; None if there is no such axis.
         """
         self.settle()
-        self._job = self._pool.submit(self._add, steps, num_updates)
+        self._job = self._pool.submit(self._add, steps, num_updates, seed)
 
     def settle(self) -> None:
         """Waits until all steps that were added are counted; raises UserError if that failed."""
@@ -165,11 +165,13 @@ class Recorder:
         if self._says_so:
             print(f"Recorded in {self._writer.folder}: {self.num_steps:,} steps of whole episodes.")
 
-    def _add(self, steps: Any, num_updates: int) -> None:
-        shape = steps["last"].shape  # (D, k, ..., T, E)
+    def _add(self, steps: Any, num_updates: int, seed: int | None) -> None:
+        arrays = {name: np.asarray(x) for name, x in steps.items()}
+        if seed is not None:
+            arrays = {name: np.take(x, seed, axis=1) for name, x in arrays.items()}
+        shape = arrays["last"].shape  # (D, k, ..., T, E)
         rows = np.arange(np.prod(shape)).reshape(*shape[:2], -1, *shape[-2:])[:, :num_updates]
         rows = rows.transpose(0, 2, 4, 1, 3).reshape(self._num_envs, -1)  # (D U E, k T)
-        arrays = {name: np.asarray(x) for name, x in steps.items()}
         arrays = {name: x.reshape(-1, *x.shape[len(shape) :]) for name, x in arrays.items()}
         episodes = self._up_to_the_cap(self._episodes.add(arrays, rows))
         self.num_steps += len(episodes["rewards"])

@@ -12,7 +12,6 @@ from mava.config import RunConfig, UserError
 from mava.devices import choose_devices
 from mava.plan import Plan, Schedule, make_plan
 from mava.programs import actor_state_shapes
-from mava.run_folder import find_versions
 from mava.snapshot import first_misfit
 from mava.types import System
 
@@ -24,6 +23,7 @@ FIXED = {
     "logger.checkpointing.load_args": "only a new run starts from other parameters",
     "logger.checkpointing.load_model": "only a new run starts from other parameters",
     "logger.system_name": "a run has one folder",
+    "arch.num_seeds": "a run has one seed",
     "system.seed": "a run has one seed",
 }
 
@@ -95,11 +95,11 @@ def check_fits(system: System, plan: Plan, stored: Stored) -> None:
         raise Misfit(misfit)
 
 
-def about_run(run: RunConfig, plan: Plan) -> dict[str, Any]:
+def about_run(run: RunConfig, plan: Plan, versions: dict[str, Any]) -> dict[str, Any]:
     """Returns what every checkpoint of a run says of it, as JSON."""
     return {
         "config": OmegaConf.to_container(run.composed, resolve=True),
-        "versions": find_versions(run.system_file),
+        "versions": versions,
         "schedule": list(plan.schedule),
         "num_updates": plan.num_updates,
         "num_evaluations": plan.num_evaluations,
@@ -108,13 +108,13 @@ def about_run(run: RunConfig, plan: Plan) -> dict[str, Any]:
     }
 
 
-def announce_resumed(run: RunConfig, plan: Plan, stored: Stored, about: dict[str, Any]) -> None:
+def announce_resumed(run: RunConfig, plan: Plan, stored: Stored, versions: dict[str, Any]) -> None:
     """Prints from where the run goes on and what is not as it was."""
     before, progress = stored.about, stored.progress
     packages = before["versions"]["packages"]
     changed = [
         f"{name} {packages[name]} -> {version}"
-        for name, version in about["versions"]["packages"].items()
+        for name, version in versions["packages"].items()
         if packages.get(name, version) != version
     ]
     if changed:

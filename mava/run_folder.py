@@ -17,12 +17,16 @@ import mava
 from mava.config import RunConfig, UserError
 
 
-def create_run_folder(run: RunConfig, versions: dict[str, object]) -> Path:
-    """Makes results/<system>/<environment>/<task>/seed_<n>/<time>-<id> and returns it.
+def new_name() -> str:
+    """Returns a name for a run folder: <time>-<id>. Seeds that are trained together share one."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def create_run_folder(run: RunConfig, name: str, versions: dict[str, object]) -> Path:
+    """Makes results/<system>/<environment>/<task>/seed_<n>/<name> and returns it.
 
     It holds config.yaml, the system file and versions.json. Raises UserError if it can't be made.
     """
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     folder = Path(
         run.logger.base_exp_path,
         run.system_name,

@@ -35,10 +35,12 @@ class Snapshot(NamedTuple):
     actor_state: Any  # (D, ...) or, with more than one replica, (D, U, ...)
     best_params: Any  # for System.act; the initial ones before the first evaluation
     progress: Progress
+    seed: int | None = None  # its place on the seed axis: the first, of an ActorState the second
 
     def trees(self) -> dict[str, Any]:
         """Returns what consists of arrays, by name."""
-        return {name: x for name, x in self._asdict().items() if name != "progress"}
+        names = ("learner_state", "actor_state", "best_params")
+        return {name: getattr(self, name) for name in names}
 
 
 class Packed(NamedTuple):
@@ -53,6 +55,10 @@ def to_host(snapshot: Snapshot) -> tuple[Packed, Packed]:
     named = named_leaves(snapshot.trees())
     for leaf in named.values():
         leaf.copy_to_host_async()
+    if snapshot.seed is not None:
+        for name, leaf in named.items():
+            axis = 1 if name.startswith("actor_state/") else 0
+            named[name] = np.take(np.asarray(leaf), snapshot.seed, axis)
     buffers = {name: named.pop(name) for name in list(named) if is_buffer(name)}
     return pack(named), pack(buffers)
 

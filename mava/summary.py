@@ -43,6 +43,20 @@ def summarise_training(metrics: Metrics, seconds: float) -> dict[str, float]:
     return summary
 
 
+def mean_over_seeds(values: list[dict[str, float]]) -> dict[str, float]:
+    """Returns the mean of each metric that all seeds have."""
+    names = [name for name in values[0] if all(name in x for x in values)]
+    return {name: float(np.mean([x[name] for x in values])) for name in names}
+
+
+def half_interval(values: list[float], confidence: float = 0.95) -> float:
+    """Returns half of Student's confidence interval of the mean of two or more values."""
+    from scipy.special import stdtrit
+
+    spread = np.std(values, ddof=1) / math.sqrt(len(values))
+    return float(spread * stdtrit(len(values) - 1, (1 + confidence) / 2))
+
+
 def mean_name(name: str) -> str:
     """`episode_return` is logged as `mean_episode_return`; rates keep their name."""
     return f"mean_{name}" if name.startswith("episode_") else name
