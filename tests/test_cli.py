@@ -226,6 +226,7 @@ def test_finished_runs_are_skipped(monkeypatch, tmp_path):
 
     monkeypatch.setattr(experiment, "compile_programs", run_anew)
     assert run_cli(monkeypatch, "ff_ippo", "-m", *options)[0] == 0
+    assert "run anew" in run_cli(monkeypatch, "ff_ippo", *options, "arch.num_seeds=2")[1]
     assert "run anew" in run_cli(monkeypatch, "ff_ippo", *options, "system.gamma=0.9")[1]
     assert "run anew" in run_cli(monkeypatch, "ff_ippo", *options, "skip_finished=false")[1]
     (metrics,) = [x for x in tmp_path.rglob("metrics.json") if "absolute" in x.read_text()]
