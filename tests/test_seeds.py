@@ -123,9 +123,11 @@ def test_each_has_a_run_of_its_own(three_seeds):
     records = [json.loads((folder / "metrics.json").read_text()) for folder in (one, same)]
     records = [x["Probe"]["RandomLength"]["ff_ippo"]["seed_8"] for x in records]
     assert without_times(records[0]) == without_times(records[1])
-    arrays = [read_newest(folder / "checkpoints").arrays for folder in (one, same)]
-    assert list(arrays[0]) == list(arrays[1])
-    assert_close(*arrays, 1e-4)
+    stored = [read_newest(folder / "checkpoints") for folder in (one, same)]
+    assert list(stored[0].arrays) == list(stored[1].arrays)
+    assert_close(stored[0].arrays, stored[1].arrays, 1e-4)
+    trained = [without_times({"train": x.about["progress"]["trained"]}) for x in stored]
+    assert trained[0]["train"] == pytest.approx(trained[1]["train"], rel=1e-4)
 
 
 def test_each_chooses_its_own_best_parameters(three_seeds):
