@@ -1,6 +1,8 @@
 """Mava: single-file multi-agent reinforcement learning systems in pure JAX."""
 
+import builtins
 import os
+import warnings
 from typing import Any
 
 import jax
@@ -23,4 +25,20 @@ def _set_num_cpu_devices() -> None:
         return
 
 
+def _import_jumanji_in_notebooks() -> None:
+    """Imports Jumanji as outside of IPython: inside, it sets matplotlib's backend for the whole
+    session, and in a notebook fails if that backend, ipympl, is not installed.
+    """
+    shell = builtins.__dict__.pop("__IPYTHON__", None)
+    if shell is None:
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's
+            import jumanji  # noqa: F401
+    finally:
+        builtins.__dict__["__IPYTHON__"] = shell
+
+
 _set_num_cpu_devices()
+_import_jumanji_in_notebooks()

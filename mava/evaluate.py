@@ -13,7 +13,7 @@ from mava.devices import choose_devices
 from mava.evaluator import in_order
 from mava.policy import Policy, load_policy, parse_options
 from mava.programs import compile_evaluate
-from mava.summary import mean_name
+from mava.summary import half_interval, mean_name
 
 CONFIDENCE = 0.95
 
@@ -64,9 +64,8 @@ def interval(name: str, values: np.ndarray) -> Interval:
         return Interval(mean, 100 * float(bounds.low), 100 * float(bounds.high))
     if count < 2:
         return Interval(mean, math.nan, math.nan)
-    error = float(np.std(values, ddof=1, dtype=np.float64)) / math.sqrt(count)
-    width = error * float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1))
-    return Interval(mean, mean - width, mean + width)
+    half = half_interval(values, CONFIDENCE)
+    return Interval(mean, mean - half, mean + half)
 
 
 def _strict(values: dict[str, float]) -> dict[str, float | None]:

@@ -1,6 +1,7 @@
 """Means and spreads of what was measured, under the names by which they are logged."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -49,11 +50,11 @@ def mean_over_seeds(values: list[dict[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([x[name] for x in values])) for name in names}
 
 
-def half_interval(values: list[float], confidence: float = 0.95) -> float:
+def half_interval(values: Sequence[float] | np.ndarray, confidence: float = 0.95) -> float:
     """Returns half of Student's confidence interval of the mean of two or more values."""
     from scipy.special import stdtrit
 
-    spread = np.std(values, ddof=1) / math.sqrt(len(values))
+    spread = np.std(values, ddof=1, dtype=np.float64) / math.sqrt(len(values))
     return float(spread * stdtrit(len(values) - 1, (1 + confidence) / 2))
 
 
