@@ -254,21 +254,16 @@ def start(*arguments, cwd, **options):
     )
 
 
-FORK_EDITS = {
-    "    gamma: float = 0.99": """    bonus: float = 0.0  # added to every advantage
-    gamma: float = 0.99""",
-    "    return flatten(sample)": """    advantage = sample.advantage + algo.config.bonus
-    return flatten(sample.replace(advantage=advantage))""",
-    '            "value_loss": value_loss,': """            "value_loss": value_loss,
-            "my_bonus": jnp.float32(algo.config.bonus),""",
-}
-
-
 @pytest.fixture(scope="module")
 def fork(tmp_path_factory):
-    """A copy of a system outside of the package, with a hyperparameter and a metric more."""
+    """A copy of a system outside of the package, changed as docs/forking.md has it."""
     text = (SYSTEMS / "ff_mappo.py").read_text()
-    for old, new in FORK_EDITS.items():
+    document = (SYSTEMS.parents[1] / "docs" / "forking.md").read_text()
+    changes = re.findall(r"```diff\n(.*?)```", document, re.DOTALL)
+    assert len(changes) == 2
+    for change in changes:
+        lines = change.splitlines()
+        old, new = ("\n".join(x[1:] for x in lines if x[0] in sign) for sign in (" -", " +"))
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     file = tmp_path_factory.mktemp("fork") / "my_idea.py"
@@ -277,12 +272,11 @@ def fork(tmp_path_factory):
 
 
 def test_a_fork_runs_from_anywhere_also_in_a_sweep(fork, tmp_path):
-    process = start(fork, "-m", "env=lbf", *TINY, "system.bonus=0.25,0.5", cwd=tmp_path)
+    process = start(fork, "-m", "env=lbf", *TINY, "system.kl_coef=0.25,0.5", cwd=tmp_path)
     output, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
     assert "my_idea on LevelBasedForaging 2s-8x8-2p-2f-coop" in output
-    assert "my_bonus 0.25" in output
-    assert "my_bonus 0.5" in output
+    assert output.count(", kl_penalty ") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
     assert sorted(path.name for path in fork.parent.iterdir()) in (
         ["my_idea.py"],
@@ -290,7 +284,7 @@ def test_a_fork_runs_from_anywhere_also_in_a_sweep(fork, tmp_path):
     )
     copies = sorted(tmp_path.glob("results/my_idea/*/*/seed_42/*/my_idea.py"))
     assert len(copies) == 2
-    assert all("bonus: float" in copy.read_text() for copy in copies)
+    assert all("kl_coef: float" in copy.read_text() for copy in copies)
 
     runs = [copy.parent.relative_to(tmp_path) for copy in copies]
     process = start(fork, "-m", f"resume={runs[0]},{runs[1]}", "system.num_updates=3", cwd=tmp_path)
@@ -321,8 +315,8 @@ def test_the_commands_for_trained_policies_start(tmp_path):
 
 
 def test_a_fork_refuses_what_it_does_not_know(fork, tmp_path):
-    process = start(fork, "system.bonnus=1", cwd=tmp_path)
-    assert "Key 'bonnus' not in 'Config'" in process.communicate(timeout=60)[1]
+    process = start(fork, "system.kl_coeff=1", cwd=tmp_path)
+    assert "Key 'kl_coeff' not in 'Config'" in process.communicate(timeout=60)[1]
     assert process.returncode == 1
 
 
@@ -362,7 +356,7 @@ def is_of_vaults(command):
 def test_readme_names_existing_things():
     text = (ROOT / "README.md").read_text()
     assert len(readme_commands()) >= 6
-    for path in re.findall(r"(?:mava|benchmarks|docs)/[\w/]+\.(?:py|md)", text):
+    for path in re.findall(r"(?:mava|benchmarks|docs|examples)/[\w/]+\.(?:py|md|ipynb)", text):
         assert (ROOT / path).exists(), path
     targets = re.findall(r"^ {4}make (\w+)", text, re.MULTILINE)
     makefile = (ROOT / "Makefile").read_text()
@@ -402,7 +396,8 @@ def test_readme_command_runs(command, fork, tmp_path, monkeypatch, capsys):
         assert process.returncode == 0, error
     if "--help" not in words:
         assert "best parameters: return" in output
-        assert len(list(tmp_path.rglob("metrics.json"))) == 1 + ("rware,lbf" in command)
+        count = 3 if "num_seeds=3" in command else 1 + ("rware,lbf" in command)
+        assert len(list(tmp_path.rglob("metrics.json"))) == count
 
 
 def test_readme_commands_on_a_vault(tmp_path, monkeypatch):
