@@ -14,6 +14,7 @@ from mava.plan import Plan
 from mava.snapshot import Progress
 from mava.summary import half_interval, mean_over_seeds
 
+OF_TEAM = "mean_episode_return/"  # then a team's name
 JSON_METRICS = ("mean_episode_return", "win_rate", "steps_per_second")
 
 
@@ -78,8 +79,9 @@ class JsonLogger:
     def write(self, event: Event) -> None:
         if event.kind == "train":
             return
+        names = [name for name in event.values if name.startswith(OF_TEAM)]
         metrics: dict[str, Any] = {
-            name: [event.values[name]] for name in JSON_METRICS if name in event.values
+            name: [event.values[name]] for name in (*JSON_METRICS, *names) if name in event.values
         }
         if event.kind == "absolute":
             self._run["absolute_metrics"] = metrics
@@ -206,6 +208,9 @@ class Console:
             summary = f"return {mean_return:.3g} ({len(events)} seeds, 95 % ± {half:.2g})"
         if "win_rate" in values:
             summary += f", win rate {values['win_rate']:.3g} %"
+        of_teams = [f"{name.removeprefix(OF_TEAM)} {x:.3g}" for name, x in values.items()
+                    if name.startswith(OF_TEAM)]  # fmt: skip
+        summary += f" ({', '.join(of_teams)})" * bool(of_teams)
         length = f", length {values['mean_episode_length']:.4g}"
         if event.kind == "absolute":
             episodes = f" ({int(values['num_episodes'])} episodes)"

@@ -9,7 +9,7 @@ Axis letters: T rollout steps, E environments, N agents, O observation features,
 A actions, B minibatch samples.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +20,15 @@ from flax.struct import PyTreeNode
 
 from mava import experiment
 from mava.networks import FeedForwardActor, FeedForwardCritic, ValueHead, make_action_head
+from mava.networks.groups import (
+    Grouped,
+    GroupedCentral,
+    Groups,
+    axes_of_observation,
+    grouped_optim,
+    learning_rates,
+    make_groups,
+)
 from mava.ops.gae import gae
 from mava.ops.map_where import map_where
 from mava.types import Experience, Metrics, Observation, System
@@ -37,6 +46,8 @@ class Config:
     ppo_epochs: int = 4  # passes over a rollout
     num_minibatches: int = 2  # per epoch; must divide T * E
     actor_lr: float = 1e-3  # of Adam, > 0
+    actor_lr_by_team: dict[str, float] = field(default_factory=dict)  # for teams with another one
+    frozen_teams: list[str] = field(default_factory=list)  # whose parameters stay as they are
     critic_lr: float = 1e-3
     decay_learning_rates: bool = False  # linearly to 0 at the end of training
     gamma: float = 0.99  # discount factor, [0, 1]
@@ -104,7 +115,7 @@ class Sample(PyTreeNode, kw_only=True):
     value: jax.Array  # (N,)
     advantage: jax.Array  # (N,), normalised
     target: jax.Array  # (N,)
-    weight: jax.Array  # (N,): of its action; 0 for an agent out of the game, 1 on average
+    weight: jax.Array  # (N,): of its action; 0 for an agent out of the game. Each group has as much
 
 
 class Algorithm(NamedTuple):
@@ -112,8 +123,9 @@ class Algorithm(NamedTuple):
 
     config: Config
     env: VectorEnv
-    actor: Any  # FeedForwardActor
-    critic: Any  # FeedForwardCritic
+    actor: Grouped  # of FeedForwardActor
+    critic: GroupedCentral  # of FeedForwardCritic
+    groups: Groups  # of agents that share parameters
     actor_optim: optax.GradientTransformation
     critic_optim: optax.GradientTransformation
 
@@ -185,9 +197,10 @@ def make_samples(
         algo.config.gae_lambda,
     )
     in_game = trajectory.observation.agent_mask.astype(value.dtype)  # (T, E, N)
-    weight = in_game / jnp.maximum(pmean(jnp.mean(in_game)), 1e-6)  # all of them may be out
-    mean = pmean(jnp.mean(weight * advantage))
-    variance = pmean(jnp.mean(weight * (advantage - mean) ** 2))
+    mean_of = algo.groups.mean  # over each agent's group
+    weight = in_game / jnp.maximum(pmean(mean_of(in_game)), 1e-6)  # all of them may be out
+    mean = pmean(mean_of(weight * advantage))  # (N,)
+    variance = pmean(mean_of(weight * (advantage - mean) ** 2))
     sample = Sample(
         observation=trajectory.observation,
         action=trajectory.action,
@@ -195,7 +208,7 @@ def make_samples(
         value=value,
         advantage=(advantage - mean) / (jnp.sqrt(variance) + 1e-8),
         target=target,
-        weight=weight,
+        weight=weight * algo.groups.weights,
     )
     return flatten(sample)
 
@@ -230,7 +243,7 @@ def critic_loss(critic_params: Any, algo: Algorithm, sample: Sample) -> jax.Arra
     clip_eps = algo.config.clip_eps
     clipped_value = sample.value + jnp.clip(value - sample.value, -clip_eps, clip_eps)
     errors = jnp.maximum((value - sample.target) ** 2, (clipped_value - sample.target) ** 2)
-    return algo.config.vf_coef * 0.5 * jnp.mean(errors)
+    return algo.config.vf_coef * 0.5 * jnp.mean(algo.groups.weights * errors)
 
 
 def learn(
@@ -355,17 +368,27 @@ def make_system(
             f"num_minibatches={config.num_minibatches} must divide "
             f"rollout_length * num_envs = {steps_per_update}."
         )
+    groups = make_groups(networks.get("policies", "shared"), env.teams)
+    actor_lrs = learning_rates(
+        groups, config.actor_lr, config.actor_lr_by_team, config.frozen_teams
+    )
+    critic_lrs = learning_rates(groups, config.critic_lr, {}, config.frozen_teams)
+    actor = FeedForwardActor(
+        torso=networks["actor_network"]["pre_torso"], head=make_action_head(env.action_spec)
+    )
+    critic = FeedForwardCritic(
+        torso=networks["critic_network"]["pre_torso"], head=ValueHead(env.num_agents)
+    )
+    actors = Grouped(actor, groups, axes_of_observation)
+    critics = GroupedCentral(critic, groups)
     algo = Algorithm(
         config=config,
         env=env,
-        actor=FeedForwardActor(
-            torso=networks["actor_network"]["pre_torso"], head=make_action_head(env.action_spec)
-        ),
-        critic=FeedForwardCritic(
-            torso=networks["critic_network"]["pre_torso"], head=ValueHead(env.num_agents)
-        ),
-        actor_optim=make_optim(config, config.actor_lr),
-        critic_optim=make_optim(config, config.critic_lr),
+        actor=actors,
+        critic=critics,
+        groups=groups,
+        actor_optim=grouped_optim(partial(make_optim, config), actor_lrs, actors),
+        critic_optim=grouped_optim(partial(make_optim, config), critic_lrs, critics),
     )
     return System(
         init=partial(init, algo),

@@ -11,7 +11,7 @@ of a sequence, C sequences of a rollout (T = C L), B sequences of a minibatch. H
 the state of a cell is: one array (GRU) or two (LSTM).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,6 +27,15 @@ from mava.networks import (
     RecurrentTorso,
     ValueHead,
     make_action_head,
+)
+from mava.networks.groups import (
+    Grouped,
+    Groups,
+    axes_of_memory_and_observation,
+    axes_of_memory_and_views,
+    grouped_optim,
+    learning_rates,
+    make_groups,
 )
 from mava.ops.chunks import to_sequences
 from mava.ops.gae import gae
@@ -47,6 +56,8 @@ class Config:
     ppo_epochs: int = 4  # passes over a rollout
     num_minibatches: int = 2  # per epoch; must divide the number of sequences, C * E
     actor_lr: float = 1e-3  # of Adam, > 0
+    actor_lr_by_team: dict[str, float] = field(default_factory=dict)  # for teams with another one
+    frozen_teams: list[str] = field(default_factory=list)  # whose parameters stay as they are
     critic_lr: float = 1e-3
     decay_learning_rates: bool = False  # linearly to 0 at the end of training
     gamma: float = 0.99  # discount factor, [0, 1]
@@ -134,7 +145,7 @@ class Sample(PyTreeNode, kw_only=True):
     value: jax.Array  # (N,)
     advantage: jax.Array  # (N,), normalised
     target: jax.Array  # (N,)
-    weight: jax.Array  # (N,): of its action; 0 for an agent out of the game, 1 on average
+    weight: jax.Array  # (N,): of its action; 0 for an agent out of the game. Each group has as much
 
 
 class Algorithm(NamedTuple):
@@ -142,8 +153,9 @@ class Algorithm(NamedTuple):
 
     config: Config
     env: VectorEnv
-    actor: Any  # RecurrentActor
-    critic: Any  # RecurrentCritic
+    actor: Grouped  # of RecurrentActor
+    critic: Grouped  # of RecurrentCritic
+    groups: Groups  # of agents that share parameters
     actor_optim: optax.GradientTransformation
     critic_optim: optax.GradientTransformation
 
@@ -268,9 +280,10 @@ def make_samples(
         algo.config.gae_lambda,
     )
     in_game = trajectory.observation.agent_mask.astype(value.dtype)  # (T, E, N)
-    weight = in_game / jnp.maximum(pmean(jnp.mean(in_game)), 1e-6)  # all of them may be out
-    mean = pmean(jnp.mean(weight * advantage))
-    variance = pmean(jnp.mean(weight * (advantage - mean) ** 2))
+    mean_of = algo.groups.mean  # over each agent's group
+    weight = in_game / jnp.maximum(pmean(mean_of(in_game)), 1e-6)  # all of them may be out
+    mean = pmean(mean_of(weight * advantage))  # (N,)
+    variance = pmean(mean_of(weight * (advantage - mean) ** 2))
     sample = Sample(
         observation=trajectory.observation,
         action=trajectory.action,
@@ -278,7 +291,7 @@ def make_samples(
         value=value,
         advantage=(advantage - mean) / (jnp.sqrt(variance) + 1e-8),
         target=target,
-        weight=weight,
+        weight=weight * algo.groups.weights,
     )
     last_memory = jax.tree.map(lambda x: x[-1], memories)
     memories = jax.tree.map(lambda x, after: jnp.concatenate([x[None], after]), memory, memories)
@@ -316,7 +329,7 @@ def critic_loss(critic_params: Any, algo: Algorithm, memory: Any, sample: Sample
     clip_eps = algo.config.clip_eps
     clipped_value = sample.value + jnp.clip(value - sample.value, -clip_eps, clip_eps)
     errors = jnp.maximum((value - sample.target) ** 2, (clipped_value - sample.target) ** 2)
-    return algo.config.vf_coef * 0.5 * jnp.mean(errors)
+    return algo.config.vf_coef * 0.5 * jnp.mean(algo.groups.weights * errors)
 
 
 def learn(
@@ -422,8 +435,8 @@ def init(algo: Algorithm, key: jax.Array) -> LearnerState:
 def init_memory(algo: Algorithm, num_envs: int) -> Memory:
     """Returns the memory at the start of an episode."""
     return Memory(
-        actor=algo.actor.torso.init_memory(num_envs, algo.env.num_agents),
-        critic=algo.critic.torso.init_memory(num_envs, algo.env.num_agents),
+        actor=algo.actor.network.torso.init_memory(num_envs, algo.env.num_agents),
+        critic=algo.critic.network.torso.init_memory(num_envs, algo.env.num_agents),
     )
 
 
@@ -477,15 +490,25 @@ def make_system(
             f"num_minibatches={config.num_minibatches} must divide num_envs * rollout_length / "
             f"recurrent_chunk_size = {config.num_chunks * env.num_envs}, the number of sequences."
         )
+    groups = make_groups(networks.get("policies", "shared"), env.teams)
+    actor_lrs = learning_rates(
+        groups, config.actor_lr, config.actor_lr_by_team, config.frozen_teams
+    )
+    critic_lrs = learning_rates(groups, config.critic_lr, {}, config.frozen_teams)
+    actor = RecurrentActor(
+        torso=make_torso(networks["actor_network"]), head=make_action_head(env.action_spec)
+    )
+    critic = RecurrentCritic(torso=make_torso(networks["critic_network"]), head=ValueHead(1))
+    actors = Grouped(actor, groups, axes_of_memory_and_observation)
+    critics = Grouped(critic, groups, axes_of_memory_and_views)
     algo = Algorithm(
         config=config,
         env=env,
-        actor=RecurrentActor(
-            torso=make_torso(networks["actor_network"]), head=make_action_head(env.action_spec)
-        ),
-        critic=RecurrentCritic(torso=make_torso(networks["critic_network"]), head=ValueHead(1)),
-        actor_optim=make_optim(config, config.actor_lr),
-        critic_optim=make_optim(config, config.critic_lr),
+        actor=actors,
+        critic=critics,
+        groups=groups,
+        actor_optim=grouped_optim(partial(make_optim, config), actor_lrs, actors),
+        critic_optim=grouped_optim(partial(make_optim, config), critic_lrs, critics),
     )
     return System(
         init=partial(init, algo),

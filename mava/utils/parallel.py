@@ -51,7 +51,7 @@ def episode_stats(value: jax.Array, finished: jax.Array) -> EpisodeStats:
 def episode_values(extras: dict[str, Any]) -> dict[str, jax.Array]:
     """Returns the quantities of `extras` that describe an episode once it is over, as floats."""
     values = {
-        "episode_return": extras["episode_return"],
+        **{name: x for name, x in extras.items() if name.startswith("episode_return")},
         "episode_length": extras["episode_length"].astype(jnp.float32),
         **extras.get("env_metrics", {}),
     }

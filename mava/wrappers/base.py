@@ -96,6 +96,14 @@ def action_sizes(env: Any) -> tuple[int, ...]:
     return sizes or (env.action_spec.num_actions,) * env.num_agents
 
 
+def teams(env: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the agents of each team by its name. An environment with several says so in `teams`;
+    in others all are one: {"all": (0, ..., N - 1)}.
+    """
+    inner = _first_with(env, "teams")
+    return {"all": tuple(range(env.num_agents))} if inner is None else inner.teams
+
+
 def _first_with(env: Any, name: str) -> Any:
     """Returns the outermost of an environment and its wrappers with that attribute, or None."""
     while not hasattr(env, name) and hasattr(env, "env"):

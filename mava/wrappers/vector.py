@@ -6,6 +6,7 @@ import jax
 
 from mava.ops.map_where import map_where
 from mava.types import MarlEnv, Observation, TimeStep
+from mava.wrappers.base import teams
 
 Tree = TypeVar("Tree")
 
@@ -38,6 +39,7 @@ class VectorEnv:
         self.num_agents = env.num_agents
         self.action_spec = env.action_spec
         self.time_limit = env.time_limit
+        self.teams = teams(env)
 
     @property
     def num_actions(self) -> Any:
