@@ -261,8 +261,12 @@ def schema_of(config_class: type) -> DictConfig:
 
 
 def _make_writable(node: DictConfig) -> None:
-    """Lifts what makes the node of a frozen dataclass, and those in it, refuse overrides."""
+    """Lifts what makes the node of a frozen dataclass, and those in it, refuse overrides; in a
+    dictionary also new keys.
+    """
     OmegaConf.set_readonly(node, False)
+    if OmegaConf.get_type(node) is dict:
+        OmegaConf.set_struct(node, False)
     for name in node:
         child = node._get_node(name)
         if isinstance(child, DictConfig):

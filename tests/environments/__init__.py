@@ -1,6 +1,6 @@
 """Small environments whose right answers are known."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -403,3 +403,23 @@ class Counter(Probe):
 
     def terminated(self, state: ProbeState) -> jax.Array:
         return jax.random.bernoulli(state.key, 0.3)
+
+
+class Teams(Probe):
+    """One step, five agents who all see the same. Those of the team left, 0 and 3, get `scale` for
+    action 0; those of the team right get 1 for action 1.
+    """
+
+    num_agents = 5
+
+    teams: ClassVar = {"left": (0, 3), "right": (1, 2, 4)}
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def _cue(self, key: jax.Array, step_count: jax.Array) -> jax.Array:
+        return jnp.ones(self.num_agents)
+
+    def reward(self, state: ProbeState, action: jax.Array) -> jax.Array:
+        is_left = jnp.zeros(self.num_agents, bool).at[jnp.array([0, 3])].set(True)
+        return jnp.where(is_left, self.scale * (action == 0), action == 1).astype(jnp.float32)

@@ -161,20 +161,30 @@ def test_every_key_is_used_once(name, monkeypatch):
 
 
 FEED_FORWARD_DIFFERENCE = """\
++    GroupedCentral,
+-    axes_of_views,
+-    critic: Grouped  # of FeedForwardCritic
++    critic: GroupedCentral  # of FeedForwardCritic
 -    \"""Returns V of every agent, (..., N), each from its own view.\"""
 -    return algo.critic.apply(critic_params, observation.agents_view)[..., 0]
 +    \"""Returns V of every agent, (..., N), all from the global state.\"""
 +    return algo.critic.apply(critic_params, observation.global_state)
 -        critic=algo.critic.init(critic_key, observation.agents_view),
 +        critic=algo.critic.init(critic_key, observation.global_state),
--        critic=FeedForwardCritic(torso=networks["critic_network"]["pre_torso"], head=ValueHead(1)),
-+        critic=FeedForwardCritic(
-+            torso=networks["critic_network"]["pre_torso"], head=ValueHead(env.num_agents)
-+        ),
+-    critic = FeedForwardCritic(torso=networks["critic_network"]["pre_torso"], head=ValueHead(1))
++    critic = FeedForwardCritic(
++        torso=networks["critic_network"]["pre_torso"], head=ValueHead(env.num_agents)
++    )
+-    critics = Grouped(critic, groups, axes_of_views(env.observation_spec.agents_view))
++    critics = GroupedCentral(critic, groups)
 """
 RECURRENT_DIFFERENCE = """\
++    GroupedCentral,
+-    axes_of_memory_and_views,
 -    memory: Memory  # before the observation: (E, N, H)
 +    memory: Memory  # before the observation: actor (E, N, H), critic (E, H)
+-    critic: Grouped  # of RecurrentCritic
++    critic: GroupedCentral  # of RecurrentCritic
 -    \"""Returns the memories after each step (T, E, N, H) and V of every agent (T, E, N), each from
 -    its own view.
 +    \"""Returns the memories after each step (T, E, H) and V of every agent (T, E, N), all from the
@@ -192,12 +202,14 @@ RECURRENT_DIFFERENCE = """\
 +        memory: of the critic at the start of the rollout, (E, H).
 -        critic=algo.critic.init(critic_key, memory.critic, observation.agents_view, start),
 +        critic=algo.critic.init(critic_key, memory.critic, observation.global_state, start),
--        critic=algo.critic.torso.init_memory(num_envs, algo.env.num_agents),
-+        critic=algo.critic.torso.init_memory(num_envs),
--        critic=RecurrentCritic(torso=make_torso(networks["critic_network"]), head=ValueHead(1)),
-+        critic=RecurrentCritic(
-+            torso=make_torso(networks["critic_network"]), head=ValueHead(env.num_agents)
-+        ),
+-        critic=algo.critic.network.torso.init_memory(num_envs, algo.env.num_agents),
++        critic=algo.critic.network.torso.init_memory(num_envs, *algo.critic.memory_axes),
+-    critic = RecurrentCritic(torso=make_torso(networks["critic_network"]), head=ValueHead(1))
++    critic = RecurrentCritic(
++        torso=make_torso(networks["critic_network"]), head=ValueHead(env.num_agents)
++    )
+-    critics = Grouped(critic, groups, axes_of_memory_and_views)
++    critics = GroupedCentral(critic, groups)
 """
 
 
