@@ -1,0 +1,353 @@
+"""Multi-agent advantage actor-critic with feed-forward networks (A2C, after Mnih et al. 2016,
+arXiv:1602.01783).
+
+Each agent acts on its own view and learns from a critic that sees the global state, once, and gives
+a value for each agent; one gradient step for each rollout. All agents share the actor (or
+`network.policies=per_team`). Run it with `python mava/systems/ff_maa2c.py env=rware`; to change the
+algorithm, copy this file and run the copy.
+
+Axis letters: T rollout steps, E environments, N agents, O observation features, S state features,
+A actions.
+"""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax.struct import PyTreeNode
+
+from mava import experiment
+from mava.networks import FeedForwardActor, FeedForwardCritic, ValueHead, make_action_head
+from mava.networks.groups import (
+    Grouped,
+    GroupedCentral,
+    Groups,
+    axes_of_observation,
+    grouped_optim,
+    learning_rates,
+    make_groups,
+)
+from mava.ops.gae import gae
+from mava.ops.map_where import map_where
+from mava.types import Experience, Metrics, Observation, System
+from mava.utils.parallel import pmean, reduce_metrics
+from mava.wrappers.vector import VectorEnv
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    seed: int = 42
+    total_timesteps: int | float | None = None  # environment steps in all; overrides num_updates
+    num_updates: int = 10_000  # rollouts, each followed by a gradient step
+    update_batch_size: int = 1  # replicas per device, each with environments of its own
+    rollout_length: int = 16  # T
+    actor_lr: float = 1e-3  # of Adam, > 0
+    actor_lr_by_team: dict[str, float] = field(default_factory=dict)  # for teams with another one
+    frozen_teams: list[str] = field(default_factory=list)  # whose parameters stay as they are
+    critic_lr: float = 1e-3
+    decay_learning_rates: bool = False  # linearly to 0 at the end of training
+    gamma: float = 0.99  # discount factor, [0, 1]
+    gae_lambda: float = 0.95  # [0, 1]; 1: the paper's returns over the rest of the rollout
+    ent_coef: float = 0.01  # beta, weight of the entropy (S4.3)
+    max_grad_norm: float = 0.5  # of actor and critic each, > 0
+    add_agent_id: bool = True  # append a one-hot agent id to each view
+
+    def __post_init__(self) -> None:
+        for name in ("num_updates", "update_batch_size", "rollout_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1.")
+        for name in ("actor_lr", "critic_lr", "max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0.")
+        for name in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 1.")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed} must be between 0 and 2**32 - 1.")
+        if not self.ent_coef >= 0:
+            raise ValueError(f"ent_coef={self.ent_coef} must not be negative.")
+
+
+class Params(NamedTuple):
+    actor: Any
+    critic: Any
+
+
+class OptimStates(NamedTuple):
+    actor: optax.OptState
+    critic: optax.OptState
+
+
+class LearnerState(PyTreeNode, kw_only=True):
+    params: Params
+    optim_states: OptimStates
+
+
+class ActorState(PyTreeNode, kw_only=True):
+    key: jax.Array
+    env_state: Any  # (E, ...)
+    observation: Observation  # (E, ...)
+
+
+class Transition(PyTreeNode, kw_only=True):
+    observation: Observation
+    action: jax.Array  # (N, ...), as env.action_spec says
+    reward: jax.Array  # (N,)
+    discount: jax.Array  # (N,): 0 = terminated
+    last: jax.Array  # (), bool: terminated or truncated
+    next_observation: Observation  # the true successor, also where the episode was over
+    extras: dict[str, Any]
+
+
+class Sample(PyTreeNode, kw_only=True):
+    observation: Observation
+    action: jax.Array  # (N, ...), as env.action_spec says
+    advantage: jax.Array  # (N,), normalised
+    target: jax.Array  # (N,)
+    weight: jax.Array  # (N,): of its action; 0 for an agent out of the game. Each group has as much
+
+
+class Algorithm(NamedTuple):
+    """The fixed parts that every function below works with."""
+
+    config: Config
+    env: VectorEnv
+    actor: Grouped  # of FeedForwardActor
+    critic: GroupedCentral  # of FeedForwardCritic
+    groups: Groups  # of agents that share parameters
+    actor_optim: optax.GradientTransformation
+    critic_optim: optax.GradientTransformation
+
+
+def values(algo: Algorithm, critic_params: Any, observation: Observation) -> jax.Array:
+    """Returns V of every agent, (..., N), all from the global state."""
+    return algo.critic.apply(critic_params, observation.global_state)
+
+
+def rollout(
+    algo: Algorithm, params: Params, actor_state: ActorState
+) -> tuple[ActorState, Transition]:
+    """Returns the advanced actor state and a trajectory (T, E, ...)."""
+    key, steps_key = jax.random.split(actor_state.key)
+
+    def step(carry: tuple[Any, Observation], keys: jax.Array) -> tuple[Any, Transition]:
+        env_state, observation = carry
+        action_key, env_key = keys
+        policy = algo.actor.apply(params.actor, observation)
+        action = policy.sample(action_key)
+        env_state, timestep = algo.env.step(env_state, action, env_key)
+        extras = dict(timestep.extras)
+        transition = Transition(
+            observation=observation,
+            action=action,
+            reward=timestep.reward,
+            discount=timestep.discount,
+            last=timestep.last(),
+            next_observation=extras.pop("next_observation"),
+            extras=extras,
+        )
+        return (env_state, timestep.observation), transition
+
+    (env_state, observation), trajectory = jax.lax.scan(
+        step,
+        (actor_state.env_state, actor_state.observation),
+        jax.random.split(steps_key, (algo.config.rollout_length, 2)),
+    )
+    return ActorState(key=key, env_state=env_state, observation=observation), trajectory
+
+
+def make_samples(
+    algo: Algorithm, params: Params, trajectory: Transition, final_observation: Observation
+) -> Sample:
+    """Returns what is learnt from, (T, E, ...), advantages normalised over all samples."""
+    flatten = partial(jax.tree.map, lambda x: x.reshape(-1, *x.shape[2:]))
+    value = values(algo, params.critic, trajectory.observation)  # (T, E, N)
+
+    # The successor's value is the next step's, but where an episode was cut by the time limit.
+    final_value = values(algo, params.critic, final_observation)  # (E, N)
+    next_value = jnp.concatenate([value[1:], final_value[None]])
+    truncated = trajectory.last & jnp.any(trajectory.discount > 0, axis=-1)  # (T, E)
+    next_value = map_where(
+        partial(values, algo, params.critic),
+        truncated.reshape(-1),
+        flatten(trajectory.next_observation),
+        flatten(next_value),
+        chunk_size=algo.env.num_envs,
+    ).reshape(value.shape)
+
+    advantage, target = gae(
+        trajectory.reward,
+        trajectory.discount,
+        trajectory.last,
+        value,
+        next_value,
+        algo.config.gamma,
+        algo.config.gae_lambda,
+    )
+    in_game = trajectory.observation.agent_mask.astype(value.dtype)  # (T, E, N)
+    mean_of = algo.groups.mean  # over each agent's group
+    weight = in_game / jnp.maximum(pmean(mean_of(in_game)), 1e-6)  # all of them may be out
+    mean = pmean(mean_of(weight * advantage))  # (N,)
+    variance = pmean(mean_of(weight * (advantage - mean) ** 2))
+    return Sample(
+        observation=trajectory.observation,
+        action=trajectory.action,
+        advantage=(advantage - mean) / (jnp.sqrt(variance) + 1e-8),
+        target=target,
+        weight=weight * algo.groups.weights,
+    )
+
+
+def actor_loss(
+    actor_params: Any, algo: Algorithm, samples: Sample, key: jax.Array
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Returns the negated policy gradient objective and entropy bonus (S4.3), and metrics."""
+    policy = algo.actor.apply(actor_params, samples.observation)
+    objective = policy.log_prob(samples.action) * samples.advantage  # (T, E, N)
+    entropy = jnp.mean(samples.weight * policy.entropy(key))
+    loss = -jnp.mean(samples.weight * objective) - algo.config.ent_coef * entropy
+    return loss, {"actor_loss": loss, "entropy": entropy}
+
+
+def critic_loss(critic_params: Any, algo: Algorithm, samples: Sample) -> jax.Array:
+    """Returns half the squared error to the targets. An agent out of the game counts, too: the
+    values from before it left bootstrap from those after.
+    """
+    value = values(algo, critic_params, samples.observation)  # (T, E, N)
+    return 0.5 * jnp.mean(algo.groups.weights * (value - samples.target) ** 2)
+
+
+def learn(
+    algo: Algorithm, learner_state: LearnerState, samples: Sample, key: jax.Array
+) -> tuple[LearnerState, dict[str, jax.Array]]:
+    """Returns the state after one gradient step on all samples, and its metrics."""
+    params, optim_states = learner_state.params, learner_state.optim_states
+    (_, metrics), actor_grads = jax.value_and_grad(actor_loss, has_aux=True)(
+        params.actor, algo, samples, key
+    )
+    value_loss, critic_grads = jax.value_and_grad(critic_loss)(params.critic, algo, samples)
+    actor_grads, critic_grads = pmean((actor_grads, critic_grads))
+    actor_updates, actor_optim_state = algo.actor_optim.update(actor_grads, optim_states.actor)
+    critic_updates, critic_optim_state = algo.critic_optim.update(critic_grads, optim_states.critic)
+    params = Params(
+        actor=optax.apply_updates(params.actor, actor_updates),
+        critic=optax.apply_updates(params.critic, critic_updates),
+    )
+    metrics = {
+        **metrics,
+        "value_loss": value_loss,
+        "actor_grad_norm": optax.tree.norm(actor_grads),
+        "critic_grad_norm": optax.tree.norm(critic_grads),
+    }
+    optim_states = OptimStates(actor=actor_optim_state, critic=critic_optim_state)
+    return LearnerState(params=params, optim_states=optim_states), metrics
+
+
+def update(
+    algo: Algorithm, learner_state: LearnerState, actor_state: ActorState
+) -> tuple[LearnerState, ActorState, Metrics, Experience]:
+    """One rollout, then a gradient step."""
+    actor_state, trajectory = rollout(algo, learner_state.params, actor_state)
+    key, learn_key = jax.random.split(actor_state.key)
+    samples = make_samples(algo, learner_state.params, trajectory, actor_state.observation)
+    learner_state, learn_metrics = learn(algo, learner_state, samples, learn_key)
+    metrics = reduce_metrics(
+        trajectory.extras,
+        trajectory.last,
+        {name: (x, jnp.float32(1.0)) for name, x in learn_metrics.items()},
+    )
+    experience = Experience(
+        observation=trajectory.observation,
+        action=trajectory.action,
+        reward=trajectory.reward,
+        discount=trajectory.discount,
+        last=trajectory.last,
+    )
+    return learner_state, actor_state.replace(key=key), metrics, experience
+
+
+def init(algo: Algorithm, key: jax.Array) -> LearnerState:
+    """Returns fresh parameters and optimiser states."""
+    actor_key, critic_key = jax.random.split(key)
+    spec = algo.env.observation_spec
+    observation = jax.tree.map(lambda x: jnp.zeros((1, *x.shape), x.dtype), spec)  # E = 1
+    params = Params(
+        actor=algo.actor.init(actor_key, observation),
+        critic=algo.critic.init(critic_key, observation.global_state),
+    )
+    optim_states = OptimStates(
+        actor=algo.actor_optim.init(params.actor), critic=algo.critic_optim.init(params.critic)
+    )
+    return LearnerState(params=params, optim_states=optim_states)
+
+
+def reset(algo: Algorithm, key: jax.Array) -> ActorState:
+    """Returns a stream of experience at its start."""
+    key, env_key = jax.random.split(key)
+    env_state, timestep = algo.env.reset(env_key)
+    return ActorState(key=key, env_state=env_state, observation=timestep.observation)
+
+
+def act(
+    algo: Algorithm,
+    actor_params: Any,
+    observation: Observation,
+    memory: tuple[()],
+    key: jax.Array,
+    greedy: bool,
+) -> tuple[jax.Array, tuple[()]]:
+    """Returns actions (E, N, ...): the likeliest if greedy, else sampled."""
+    policy = algo.actor.apply(actor_params, observation)
+    return (policy.mode() if greedy else policy.sample(key)), memory
+
+
+def make_optim(config: Config, learning_rate: float) -> optax.GradientTransformation:
+    """Returns Adam after clipping, with the learning rate falling to 0 if asked for."""
+    schedule = optax.linear_schedule(learning_rate, 0.0, config.num_updates)
+    adam = optax.adam(schedule if config.decay_learning_rates else learning_rate, eps=1e-5)
+    # As one vector: less to compile than with an Adam for each of the parameters' arrays.
+    return optax.flatten(optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adam))
+
+
+def make_system(
+    env: VectorEnv, networks: dict[str, Any], config: Config
+) -> System[LearnerState, ActorState]:
+    """Returns the system; raises ValueError where the config does not fit the environment."""
+    groups = make_groups(networks.get("policies", "shared"), env.teams)
+    actor_lrs = learning_rates(
+        groups, config.actor_lr, config.actor_lr_by_team, config.frozen_teams
+    )
+    critic_lrs = learning_rates(groups, config.critic_lr, {}, config.frozen_teams)
+    actor = FeedForwardActor(
+        torso=networks["actor_network"]["pre_torso"], head=make_action_head(env.action_spec)
+    )
+    critic = FeedForwardCritic(
+        torso=networks["critic_network"]["pre_torso"], head=ValueHead(env.num_agents)
+    )
+    actors = Grouped(actor, groups, axes_of_observation)
+    critics = GroupedCentral(critic, groups)
+    algo = Algorithm(
+        config=config,
+        env=env,
+        actor=actors,
+        critic=critics,
+        groups=groups,
+        actor_optim=grouped_optim(partial(make_optim, config), actor_lrs, actors),
+        critic_optim=grouped_optim(partial(make_optim, config), critic_lrs, critics),
+    )
+    return System(
+        init=partial(init, algo),
+        reset=partial(reset, algo),
+        update=partial(update, algo),
+        act=partial(act, algo),
+        init_memory=lambda num_envs: (),
+        act_params=lambda learner_state: learner_state.params.actor,
+        steps_per_update=config.rollout_length * env.num_envs,
+    )
+
+
+if __name__ == "__main__":
+    experiment.main(__file__, network="mlp")
