@@ -70,6 +70,10 @@ class RoverTower:
         self.num_agents = 2 * num_pairs
         self.action_spec = Discrete(NUM_MOVES)
         self.time_limit = time_limit
+        self.teams = {
+            "rovers": tuple(range(num_pairs)),
+            "towers": tuple(range(num_pairs, self.num_agents)),
+        }
         # Features of each agent's view; what follows is padding.
         self.view_sizes = (num_pairs + 9,) * num_pairs + (num_pairs + 4,) * num_pairs
 

@@ -98,6 +98,10 @@ class TreasureCollection:
         self.num_agents = num_hunters + num_banks
         self.action_spec = Discrete(NUM_MOVES)
         self.time_limit = time_limit
+        self.teams = {
+            "hunters": tuple(range(num_hunters)),
+            "banks": tuple(range(num_hunters, self.num_agents)),
+        }
         self._num_seen_agents = min(MAX_SEEN, self.num_agents - 1)
         self._num_seen_treasures = min(MAX_SEEN, num_treasures)
         bank_size = 4 + self._num_seen_agents * (4 + 2 * num_banks)

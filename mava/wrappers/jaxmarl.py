@@ -290,7 +290,8 @@ class MpeEnv(JaxMarlEnv):
 
     Agents differ in some tasks. Shorter views are padded with zeros at the end, and an action that
     an agent does not have is never legal. In the simple_facmac tasks, whose actions are continuous,
-    JaxMARL moves the prey: only the predators are agents.
+    JaxMARL moves the prey: only the predators are agents. Agents of one name but for the number,
+    such as adversary_0 and adversary_1, are a team.
     """
 
     def __init__(
@@ -334,6 +335,15 @@ class MpeEnv(JaxMarlEnv):
         self.view_sizes = tuple(views[agent].size for agent in agents)
         self.action_sizes = tuple(sizes)
         super().__init__(env, (max(self.view_sizes),), action_spec, time_limit, agents)
+
+    @property
+    def teams(self) -> dict[str, tuple[int, ...]]:
+        """The agents by what comes before the number in their JaxMARL names."""
+        kinds = [str(agent).rpartition("_")[0] for agent in self._agents]
+        return {
+            kind: tuple(i for i, x in enumerate(kinds) if x == kind)
+            for kind in dict.fromkeys(kinds)
+        }
 
     def draw(self, states: Sequence[JaxMarlState]) -> Iterator[np.ndarray]:
         """Yields an image (height, width, 3), uint8, of each state."""
