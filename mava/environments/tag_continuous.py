@@ -21,7 +21,6 @@ from mava.wrappers.base import check_counts, check_fractions, check_switches, fi
 
 NUM_FEATURES = 7  # seen of another agent
 WHOLE_TURN = 2 * math.pi
-ROUNDING = 1e-5  # more than sums of hundreds of turns are off
 
 
 class TagContinuousState(PyTreeNode, kw_only=True):
@@ -217,7 +216,8 @@ class TagContinuous:
         if self._start is None:
             places_key, directions_key = jax.random.split(key)
             x, y = self.grid_length * jax.random.uniform(places_key, (2, self.num_agents))
-            direction = WHOLE_TURN / 4 * jax.random.randint(directions_key, (self.num_agents,), 0, 4)
+            quarters = jax.random.randint(directions_key, (self.num_agents,), 0, 4)
+            direction = WHOLE_TURN / 4 * quarters
         else:
             x, y, direction = jnp.array(self._start)
         state = TagContinuousState(
@@ -296,8 +296,6 @@ class TagContinuous:
         acceleration = state.acceleration + jnp.array(self._acceleration_changes)[action[:, 0]]
         direction = state.direction + jnp.array(self._turns)[action[:, 1]]
         direction = jnp.mod(direction, WHOLE_TURN) * state.in_game
-        # Turns that cancel lead back to 0, not, by rounding, to the far end of the range.
-        direction = jnp.where(direction > WHOLE_TURN - ROUNDING, 0.0, direction)
         speed = jnp.clip(state.speed + acceleration, 0.0, self._speed_limits) * state.in_game
         # Who stands or is as fast as can be starts to accelerate from 0.
         is_free = (speed > 0.0) & (speed < self._speed_limits)
