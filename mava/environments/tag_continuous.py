@@ -187,10 +187,10 @@ class TagContinuous:
         self._speed_limits = np.float32(
             max_speed * np.where(roles, skill_level_tagger, skill_level_runner)
         )
-        self._acceleration_changes = np.float32(
-            [0.0, *np.linspace(min_acceleration, max_acceleration, num_acceleration_levels)]
+        self._acceleration_changes = choices(
+            min_acceleration, max_acceleration, num_acceleration_levels
         )
-        self._turns = np.float32([0.0, *np.linspace(min_turn, max_turn, num_turn_levels)])
+        self._turns = choices(min_turn, max_turn, num_turn_levels)
         self._tagging_radius = tagging_distance * grid_length
         self._step_rewards = np.float32(
             np.where(roles, step_penalty_for_tagger, step_reward_for_runner)
@@ -331,25 +331,23 @@ class TagContinuous:
         length = math.sqrt(2) * self.grid_length
         speed_unit = self._max_speed + 1e-10
         clock = state.step_count / self.time_limit
-        own = jnp.stack(
-            [
-                state.x / length,
-                state.y / length,
-                state.speed / speed_unit,
-                state.acceleration / speed_unit,
-                state.direction / WHOLE_TURN,
-            ]
-        )
-        flags = jnp.stack([jnp.array(self._is_tagger), was_in_game]).astype(jnp.float32)
+        relative = [
+            state.x / length,
+            state.y / length,
+            state.speed / speed_unit,
+            state.acceleration / speed_unit,
+            state.direction / WHOLE_TURN,
+        ]
+        flags = [x.astype(jnp.float32) for x in (jnp.array(self._is_tagger), was_in_game)]
+        # One block (N, seen) for each feature: as one array they would be transposed, slowly.
         if self._num_observed is None:
-            relative = others_of(own) - own[:, :, None]
-            seen = jnp.concatenate([relative * was_in_game[:, None], others_of(flags)])
+            blocks = [was_in_game[:, None] * (others_of(x) - x[:, None]) for x in relative]
+            blocks += [others_of(x) for x in flags]
         else:
             ids, is_there = self._nearest(state.x, state.y, was_in_game, self._num_observed)
-            relative = own[:, ids] - own[:, :, None]
             is_seen = is_there & was_in_game[:, None]
-            seen = jnp.where(is_seen, jnp.concatenate([relative, flags[:, ids]]), 0.0)
-        view = jnp.moveaxis(seen, 0, 1).reshape(self.num_agents, -1)
+            blocks = [jnp.where(is_seen, x[ids] - x[:, None], 0.0) for x in relative]
+            blocks += [jnp.where(is_seen, x[ids], 0.0) for x in flags]
         everything = [
             state.x / self.grid_length,
             state.y / self.grid_length,
@@ -362,7 +360,7 @@ class TagContinuous:
         ]
         num_choices = sum(self.action_spec.num_actions)
         return Observation(
-            agents_view=jnp.concatenate([view, (clock * was_in_game)[:, None]], axis=-1),
+            agents_view=jnp.concatenate([*blocks, (clock * was_in_game)[:, None]], axis=-1),
             action_mask=jnp.ones((self.num_agents, num_choices), bool),
             agent_mask=state.in_game,
             step_count=state.step_count,
@@ -389,8 +387,13 @@ class TagContinuous:
         return jax.lax.map(of_one, (x, y, agents), batch_size=chunk_size)
 
 
-def others_of(features: jax.Array) -> jax.Array:
-    """Returns features (F, N) as each agent sees them of the others, by id: (F, N, N - 1)."""
-    agents = np.arange(features.shape[1])
-    is_after = agents[:-1] >= agents[:, None]  # (N, N - 1): from its own place on, the next one
-    return jnp.where(is_after, features[:, None, 1:], features[:, None, :-1])
+def others_of(feature: jax.Array) -> jax.Array:
+    """Returns a feature (N,) as each agent sees it of the others, by id: (N, N - 1)."""
+    agents = np.arange(len(feature))
+    is_after = agents[:-1] >= agents[:, None]  # from the own place on it is the next one's
+    return jnp.where(is_after, feature[1:], feature[:-1])
+
+
+def choices(smallest: float, largest: float, num_levels: int) -> np.ndarray:
+    """Returns what each action changes, (1 + num_levels,): the first nothing."""
+    return np.append(0.0, np.linspace(smallest, largest, num_levels)).astype(np.float32)

@@ -149,12 +149,12 @@ class TagGrid:
     def _observation(self, state: TagGridState) -> Observation:
         x, y = state.x / self.grid_length, state.y / self.grid_length
         clock = (state.step_count / self.time_limit)[None]
-        is_runner = np.float32(self._is_runner)
+        is_runner = jnp.array(self._is_runner, jnp.float32)
         if self._full_observation:
             common = jnp.concatenate([x, y, is_runner])
-            parts = [
+            parts: list[jax.Array] = [
                 jnp.broadcast_to(common, (self.num_agents, 3 * self.num_agents)),
-                np.eye(self.num_agents, dtype=np.float32),
+                jnp.eye(self.num_agents),
             ]
         else:
             squares = (state.x[:-1] - state.x[-1]) ** 2 + (state.y[:-1] - state.y[-1]) ** 2
