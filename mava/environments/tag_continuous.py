@@ -183,7 +183,7 @@ class TagContinuous:
         }
         self._num_observed = num_other_agents_observed
         self._chunk_size = chunk_size
-        self._max_speed = max_speed
+        self._speed_unit = max_speed + 1e-10
         self._speed_limits = np.float32(
             max_speed * np.where(roles, skill_level_tagger, skill_level_runner)
         )
@@ -328,44 +328,49 @@ class TagContinuous:
 
     def _observation(self, state: TagContinuousState, was_in_game: jax.Array) -> Observation:
         """Returns what is seen; was_in_game (N,), bool, is from before this step's catches."""
-        length = math.sqrt(2) * self.grid_length
-        speed_unit = self._max_speed + 1e-10
         clock = state.step_count / self.time_limit
-        relative = [
-            state.x / length,
-            state.y / length,
-            state.speed / speed_unit,
-            state.acceleration / speed_unit,
-            state.direction / WHOLE_TURN,
-        ]
-        flags = [x.astype(jnp.float32) for x in (jnp.array(self._is_tagger), was_in_game)]
-        # One block (N, seen) for each feature: as one array they would be transposed, slowly.
-        if self._num_observed is None:
-            blocks = [was_in_game[:, None] * (others_of(x) - x[:, None]) for x in relative]
-            blocks += [others_of(x) for x in flags]
-        else:
-            ids, is_there = self._nearest(state.x, state.y, was_in_game, self._num_observed)
-            is_seen = is_there & was_in_game[:, None]
-            blocks = [jnp.where(is_seen, x[ids] - x[:, None], 0.0) for x in relative]
-            blocks += [jnp.where(is_seen, x[ids], 0.0) for x in flags]
         everything = [
             state.x / self.grid_length,
             state.y / self.grid_length,
             jnp.cos(state.direction),
             jnp.sin(state.direction),
-            state.speed / speed_unit,
-            state.acceleration / speed_unit,
+            state.speed / self._speed_unit,
+            state.acceleration / self._speed_unit,
             state.in_game,
             clock[None],
         ]
         num_choices = sum(self.action_spec.num_actions)
         return Observation(
-            agents_view=jnp.concatenate([*blocks, (clock * was_in_game)[:, None]], axis=-1),
+            agents_view=self._views(state, was_in_game, clock),
             action_mask=jnp.ones((self.num_agents, num_choices), bool),
             agent_mask=state.in_game,
             step_count=state.step_count,
             global_state=jnp.concatenate(everything),
         )
+
+    def _views(
+        self, state: TagContinuousState, was_in_game: jax.Array, clock: jax.Array
+    ) -> jax.Array:
+        """Returns what each agent sees (N, O)."""
+        parts = (state.x, state.y, state.speed, state.acceleration, state.direction)
+        length, speed_unit = math.sqrt(2) * self.grid_length, self._speed_unit
+        units = np.float32([length, length, speed_unit, speed_unit, WHOLE_TURN])
+        # In a loop, since XLA computes once what a loop reads and makes: else it would compute
+        # everything anew for every two agents, sines and all.
+        features = jax.lax.map(lambda x: x[0] / x[1], (jnp.stack(parts), units))
+        flags = jnp.stack([jnp.array(self._is_tagger), was_in_game]).astype(jnp.float32)
+        if self._num_observed is None:
+            others = [others_of(x) for x in (*features, *flags)]
+            is_shown, is_known = was_in_game[:, None], jnp.bool_(True)
+        else:
+            ids, is_there = self._nearest(state.x, state.y, was_in_game, self._num_observed)
+            others = [x[ids] for x in (*features, *flags)]
+            is_shown = is_known = is_there & was_in_game[:, None]
+        # One block (N, seen) for each feature: as one array they would be transposed, slowly.
+        pairs = zip(others, features, strict=False)
+        blocks = [jnp.where(is_shown, other - own[:, None], 0.0) for other, own in pairs]
+        blocks += [jnp.where(is_known, other, 0.0) for other in others[len(features) :]]
+        return jnp.concatenate([*blocks, (clock * was_in_game)[:, None]], axis=-1)
 
     def _nearest(
         self, x: jax.Array, y: jax.Array, in_game: jax.Array, count: int
@@ -376,15 +381,15 @@ class TagContinuous:
         agents = jnp.arange(self.num_agents)
 
         def of_one(observer: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-            own_x, own_y, agent = observer
+            agent, own_x, own_y = observer
             squares = (own_x - x) ** 2 + (own_y - y) ** 2
-            nearness, ids = jax.lax.top_k(
-                jnp.where(in_game & (agents != agent), -squares, -jnp.inf), count
-            )
+            nearness = jnp.where(in_game & (agents != agent), -squares, -jnp.inf)
+            nearness, ids = jax.lax.top_k(nearness, count)
             return ids, nearness > -jnp.inf
 
-        chunk_size = min(self._chunk_size or self.num_agents, self.num_agents)
-        return jax.lax.map(of_one, (x, y, agents), batch_size=chunk_size)
+        # Even chunks, and at least two, for a loop, as above.
+        num_chunks = max(2, -(-self.num_agents // (self._chunk_size or self.num_agents)))
+        return jax.lax.map(of_one, (agents, x, y), batch_size=self.num_agents // num_chunks)
 
 
 def others_of(feature: jax.Array) -> jax.Array:
