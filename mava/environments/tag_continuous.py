@@ -256,22 +256,23 @@ class TagContinuous:
 
     def draw(self, states: Sequence[TagContinuousState]) -> Iterator[np.ndarray]:
         """Yields an image (height, width, 3), uint8, of each state: runners blue, those that left
-        faint, taggers red with the circle in which they catch, a dot where each is headed.
+        faint, taggers red with the circle in which they catch, a white dot where each is headed.
         """
-        size = self.grid_length / max(40.0, 4 * self.num_agents**0.5)
+        size = self.grid_length / max(50.0, 4 * self.num_agents**0.5)
 
         def discs(state: TagContinuousState) -> Iterator[Disc]:
             x, y, direction = np.array([state.x, state.y, state.direction], float)
             for agent in (*self._runners, *self._taggers):
                 color = "red" if self._is_tagger[agent] else "C0"
                 if not state.in_game[agent]:
-                    yield Disc(x[agent], y[agent], size, "grey", 0.25, "")
+                    yield Disc(x[agent], y[agent], size, "grey", 0.3, "")
                     continue
                 if self._is_tagger[agent]:
                     yield Disc(x[agent], y[agent], self._tagging_radius, color, 0.25, "")
                 yield Disc(x[agent], y[agent], size, color, 0.9, "")
-                ahead = size * np.array([np.cos(direction[agent]), np.sin(direction[agent])])
-                yield Disc(x[agent] + ahead[0], y[agent] + ahead[1], size / 2, "black", 0.9, "")
+                ahead_x, ahead_y = 0.6 * size * np.array([np.cos(direction), np.sin(direction)])
+                center = x[agent] + ahead_x[agent], y[agent] + ahead_y[agent]
+                yield Disc(*center, size / 3, "white", 0.9, "")
 
         margin = 0.03 * self.grid_length
         limits = (-margin, self.grid_length + margin) * 2
@@ -354,7 +355,7 @@ class TagContinuous:
         """Returns what each agent sees (N, O)."""
         parts = (state.x, state.y, state.speed, state.acceleration, state.direction)
         length, speed_unit = math.sqrt(2) * self.grid_length, self._speed_unit
-        units = np.float32([length, length, speed_unit, speed_unit, WHOLE_TURN])
+        units = jnp.array([length, length, speed_unit, speed_unit, WHOLE_TURN])
         # In a loop, since XLA computes once what a loop reads and makes: else it would compute
         # everything anew for every two agents, sines and all.
         features = jax.lax.map(lambda x: x[0] / x[1], (jnp.stack(parts), units))
