@@ -2,7 +2,8 @@
 
 The game of WarpDrive (Lan et al. 2021, arXiv:2108.13976), by the rules of its CPU environment:
 motion, views, rewards and ends are that environment's number for number. What differs: a reset
-draws a new start, and by default the first agents are the taggers.
+draws a new start, by default the first agents are the taggers, and directions are summed in
+float32, so that one that is a whole turn but for rounding may be seen as 0 or as 1 of it.
 
 Axis letters: N agents, G taggers, R runners, K neighbours seen, O observation features.
 """
@@ -54,7 +55,7 @@ class TagContinuous:
     A view, in order: of each agent seen its x, then of each its y, its speed, acceleration and
     direction, all less the own ones, whether it is a tagger, whether it is in the game; last the
     share of the time limit that is over. Agents seen are the K nearest in the game, nearest first
-    (O = 7 K + 1; zeros for those that lack), or all others by id (O = 7 (N - 1) + 1). A runner
+    (O = 7 K + 1; zeros where there are fewer), or all others by id (O = 7 (N - 1) + 1). A runner
     that is caught is seen in the game until the step after. Who left sees zeros, but, where all
     are seen, who is a tagger and who in the game.
 
@@ -97,7 +98,7 @@ class TagContinuous:
         grid_length: side of the square.
         num_other_agents_observed: K, at most N; None: all others are seen.
         chunk_size: observers whose neighbours are looked for at a time, a matter of memory: the
-            distances of that many to all agents are held; None: of all at once.
+            distances of that many to all agents are held; None: half of all agents.
         max_speed: distance per step.
         skill_level_tagger: times which max_speed is a tagger's; views are divided by max_speed.
         skill_level_runner: the same of a runner.
