@@ -34,7 +34,10 @@ def draw_discs(
             for disc in discs:
                 center, corner = (disc.x, disc.y), (disc.x + disc.radius, disc.y + disc.radius)
                 axes.add_patch(Circle(center, disc.radius, color=disc.color, alpha=disc.alpha))
-                axes.text(*corner, disc.name, fontsize="x-small", color=disc.color, clip_on=True)
+                if disc.name:
+                    axes.text(
+                        *corner, disc.name, fontsize="x-small", color=disc.color, clip_on=True
+                    )
             canvas.draw()
             yield np.array(canvas.buffer_rgba())[..., :3]
     finally:

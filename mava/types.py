@@ -68,6 +68,8 @@ class TimeStep(PyTreeNode, kw_only=True):
 class MarlEnv(Protocol):
     """Jumanji's API for many agents: pure `reset` and `step`, and sizes known beforehand.
 
+    One with teams has `teams`, a dict of team name -> ids of its agents, a tuple.
+
     One that can be drawn has `draw(states)`: it takes a list of states and yields an image
     (height, width, 3), uint8, of each.
 

@@ -82,7 +82,7 @@ def test_every_system_trains_every_kind(system, kind, tmp_path):
     run(system, overrides, tmp_path, probe="RightPair" if kind == "multi-discrete" else None)
 
 
-WITH_DISCRETE_ACTIONS = sorted({*ENVS} - {"mabrax", "search_and_rescue"})
+WITH_DISCRETE_ACTIONS = sorted({*ENVS} - {"mabrax", "search_and_rescue", "tag_continuous"})
 
 
 @pytest.mark.slow

@@ -204,6 +204,7 @@ def test_it_is_drawn(recorded):
 NO_SUITE = """
 import sys
 import mava.environments.rover_tower, mava.environments.treasure_collection
+import mava.environments.tag_continuous, mava.environments.tag_grid
 assert not {"jaxmarl", "jumanji", "matplotlib"} & {x.split(".")[0] for x in sys.modules}
 """
 
