@@ -35,12 +35,20 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--parts", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--json", type=Path, help="also write all trials to this file")
     asked = parser.parse_intermixed_args()
     file = autoscale.find_system(asked.system)
     _, run = compose_run(file, tuple(asked.overrides))
     start, parts_name = start_of(run)
-    task = Task(file, tuple(asked.overrides), parts_name, asked.seconds, None)
+    task = Task(
+        file=file,
+        overrides=tuple(asked.overrides),
+        parts_name=parts_name,
+        seconds=asked.seconds,
+        max_bytes=None,
+        clock=asked.clock,
+    )
     axes = (asked.envs, asked.replicas, asked.parts if parts_name else [1])
     grid = measure_grid(task, [Setting(*sizes) for sizes in itertools.product(*axes)])
     best = max(grid, key=lambda trial: trial.rate)

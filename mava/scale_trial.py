@@ -48,6 +48,7 @@ class Task:
     parts_name: str | None  # of the system's option; None: it has none
     seconds: float  # of a measurement
     max_bytes: float | None  # that a trial may take of a device; None: what the device has
+    clock: str  # "wall", or "cpu": CPU seconds of all threads
 
     def options(self, setting: Setting) -> list[str]:
         """Returns the overrides that make a setting."""
@@ -101,13 +102,15 @@ def start_of(run: RunConfig) -> tuple[Setting, str | None]:
     return Setting(run.arch.num_envs, run.system.update_batch_size, parts), parts_name
 
 
-def check_online(module: ModuleType, run: RunConfig) -> None:
-    """Raises UserError if a run takes no environment steps, or can't be measured."""
+def check_measurable(module: ModuleType, run: RunConfig, clock: str) -> None:
+    """Raises UserError if a run takes no environment steps, or can't be measured so."""
     if run.arch.debug:
         raise UserError("arch.debug=true runs two updates of one replica: leave it out.")
     env = experiment.make_vector_env(run)
     if experiment.make_system(module, env, run, run.system).offline:
         raise UserError(f"{run.system_name} learns offline and has no environments to scale.")
+    if clock == "cpu" and jax.default_backend() != "cpu":
+        raise UserError(f"--clock cpu: training runs on a {jax.default_backend()}.")
 
 
 def predicted_bytes(programs: list[Any]) -> int:
@@ -146,22 +149,29 @@ def peak_bytes(devices: list[jax.Device]) -> int:
 
 
 def block_runner(
-    setup: Callable, block: Callable, plan: Plan, seed: int
+    setup: Callable, block: Callable, plan: Plan, seed: int, now: Callable[[], float]
 ) -> Callable[[int], tuple[float, float | None]]:
     """Returns a runner of n updates. It gives the seconds they took and the agent updates made,
     None if the system counts none.
+
+    Args:
+        setup: a compiled program, see `Programs`.
+        block: likewise.
+        plan: of the run.
+        seed: the first.
+        now: a clock.
     """
     keys = [run_keys(seed + i) for i in range(plan.num_seeds)]
     starts = setup_keys([x.init for x in keys], [x.reset for x in keys], plan)
     states = list(setup(*starts, ())[:2])
 
     def run_updates(count: int) -> tuple[float, float | None]:
-        start = time.perf_counter()
+        start = now()
         states[0], states[1], metrics, bad, _ = block(*states, np.int32(count), ())
         bad, taught = jax.device_get((bad, metrics.learn.get(AGENT_UPDATES)))
         if np.any(bad >= 0):
             raise FloatingPointError("a NaN or an infinity in a loss or gradient")
-        elapsed = time.perf_counter() - start
+        elapsed = now() - start
         return elapsed, None if taught is None else float(np.sum(taught[0]))
 
     return run_updates
@@ -191,7 +201,7 @@ def measure_rates(
 def measure(task: Task, setting: Setting) -> Trial:
     """Makes a trial in this process; raises UserError if the system refuses the setting."""
     module, run = compose_run(task.file, (*task.overrides, *task.options(setting)))
-    check_online(module, run)
+    check_measurable(module, run, task.clock)
     use_compilation_cache(run.arch.compilation_cache)
     with experiment.no_garbage_collection():
         env, system, plan = experiment.build(module, run)
@@ -210,7 +220,9 @@ def measure(task: Task, setting: Setting) -> Trial:
     if trial.predicted_bytes > has:
         reason = f"needs {trial.predicted_bytes / 1e6:,.1f} of {has / 1e6:,.1f} MB on each device"
         return dataclasses.replace(trial, status="too large", reason=reason)
-    updates, taught = measure_rates(block_runner(setup, block, plan, run.system.seed), task.seconds)
+    now = time.process_time if task.clock == "cpu" else time.perf_counter
+    runner = block_runner(setup, block, plan, run.system.seed, now)
+    updates, taught = measure_rates(runner, task.seconds)
     return dataclasses.replace(
         trial,
         steps_per_second=updates * plan.steps_per_update * plan.num_seeds,
