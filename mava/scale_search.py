@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-ROUNDS = 2  # over all axes; the second starts where the first ended
+ROUNDS = 2  # over all axes, at most
 NOISE = 0.03  # a trial must be faster by more, else the sizes stay as they are
 
 
@@ -121,10 +121,11 @@ def search(
     if has_parts:
         axes.append((more_parts, fewer_parts))
     best = attempt(start)
-    for _ in range(ROUNDS if best.is_measured else 0):
-        before = best
-        for moves in axes:
-            best = climb(best, moves, attempt, min_gain)
-        if best is before:
+    last_moved = None
+    for moves in axes * ROUNDS if best.is_measured else []:
+        if moves is last_moved:  # nothing else has changed since
             break
+        found = climb(best, moves, attempt, min_gain)
+        if found is not best:
+            best, last_moved = found, moves
     return best, list(known.values())

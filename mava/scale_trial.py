@@ -90,7 +90,8 @@ def compose_run(file: Path, overrides: tuple[str, ...]) -> tuple[ModuleType, Run
         with initialize_config_module("mava.configs", version_base=None):
             composed = compose("mava", list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(str(error)) from error
+        reasons = [str(x) for x in (error, error.__cause__) if x is not None]
+        raise UserError("\n".join(reasons)) from error
     return module, configuration.parse(composed, file)
 
 
