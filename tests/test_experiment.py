@@ -343,7 +343,13 @@ def test_memory_does_not_grow_with_the_updates_of_a_block():
             *("ff_maac", ("env=smax", "env.kwargs.time_limit=8", "network.policies=shared")),
             marks=pytest.mark.slow,
         ),
-        ("ff_maac", ("env=lbf", "system.lagged_critic=true", "system.overlap_collection=true")),
+        pytest.param(
+            *(
+                "ff_maac",
+                ("env=lbf", "system.lagged_critic=true", "system.overlap_collection=true"),
+            ),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_systems_from_training_to_the_record(system, overrides, tmp_path):

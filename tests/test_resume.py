@@ -74,7 +74,7 @@ def same_end(first, second):
 @pytest.mark.parametrize(
     ("system", "devices", "replicas"),
     [
-        ("ff_ippo", 1, 1),
+        pytest.param("ff_ippo", 1, 1, marks=pytest.mark.slow),
         ("ff_ippo", 2, 2),
         pytest.param("ff_mappo", 1, 2, marks=pytest.mark.slow),
         pytest.param("ff_mappo", 2, 1, marks=pytest.mark.slow),

@@ -17,6 +17,7 @@ from tests.running import SYSTEMS, is_recurrent, read_metrics, tiny, train
 
 CONFIGS = Path(mava.__file__).parent / "configs" / "env"
 ENVS = sorted(file.stem for file in CONFIGS.glob("*.yaml") if file.stem != "custom")
+A2C = sorted(file.stem for file in SYSTEMS.glob("*a2c.py"))
 PPO = sorted(file.stem for file in SYSTEMS.glob("*ppo.py"))
 SMALL = {
     "connector": ["env/scenario=con-5x5x3a"],
@@ -54,7 +55,17 @@ def run(system, overrides, results, probe=None):
     return final
 
 
-@pytest.mark.parametrize("env", ENVS)
+def often(parameters, chosen):
+    """Of these only the chosen ones are not slow: each kind of each thing is among them."""
+    slow = pytest.mark.slow
+    values = {x: x if isinstance(x, tuple) else (x,) for x in parameters}
+    return [pytest.param(*values[x], marks=() if x in chosen else slow) for x in parameters]
+
+
+TRAINED_OFTEN = ("coin_game", "hanabi", "jaxnav", "matrax", "mpe", "rware", "tag_continuous")
+
+
+@pytest.mark.parametrize("env", often(ENVS, TRAINED_OFTEN))
 def test_every_environment_trains(env, tmp_path):
     final = run("ff_ippo", options(env), tmp_path)
     assert ("win_rate" in final) == (env in WON)
@@ -70,13 +81,23 @@ KINDS = {
 }
 
 
+KINDS_OFTEN = [
+    ("ff_ippo", "unequal"), ("ff_mappo", "continuous"), ("rec_ippo", "grid"),
+    ("rec_mappo", "multi-discrete"), ("ff_maac", "unequal"), ("ff_ia2c", "multi-discrete"),
+    ("ff_maa2c", "grid"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("system", "kind"),
-    [(system, kind) for system in PPO for kind in KINDS]
-    + [("ff_maac", kind) for kind in ("discrete", "unequal", "grid")],
+    often(
+        [(system, kind) for system in (*PPO, *A2C) for kind in KINDS]
+        + [("ff_maac", kind) for kind in ("discrete", "unequal", "grid")],
+        KINDS_OFTEN,
+    ),
 )
 def test_every_system_trains_every_kind(system, kind, tmp_path):
-    overrides = [x for x in KINDS[kind] if system in PPO or x != "network=cnn"]
+    overrides = [x for x in KINDS[kind] if system != "ff_maac" or x != "network=cnn"]
     if is_recurrent(system):
         overrides = [x.replace("network=cnn", "network=cnn_rnn") for x in overrides]
     run(system, overrides, tmp_path, probe="RightPair" if kind == "multi-discrete" else None)
