@@ -18,8 +18,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from mava.types import MarlEnv
 
-# All that the experiment reads of a system's Config; also "total_timesteps" and, of one that learns
-# offline, "sequence_length", if it has them.
+# All that the experiment reads of a system's Config; also "total_timesteps", "frozen_teams" and, of
+# one that learns offline, "sequence_length", if it has them.
 SYSTEM_FIELDS = ("seed", "num_updates", "update_batch_size", "add_agent_id")
 
 

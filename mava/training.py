@@ -18,7 +18,7 @@ from mava.checkpoints import Checkpoints, Stored, read_checkpoint
 from mava.config import RunConfig, UserError
 from mava.debugging import profiled
 from mava.evaluator import in_order
-from mava.logger import Console, Event, Logger
+from mava.logger import OF_TEAM, Console, Event, Logger
 from mava.plan import Plan
 from mava.programs import Programs, setup_keys, stack_seeds
 from mava.recorder import Recorder
@@ -250,7 +250,7 @@ class Training:
         evaluated = self.evaluate(index, act_params, self.plan.num_episodes)
         is_best = np.zeros(self.plan.num_seeds, bool)
         for place, values in list(evaluated.items()):
-            mean_return = values["mean_episode_return"]
+            mean_return = return_of_learners(values, self.config)
             if not math.isfinite(mean_return):
                 del evaluated[place]
                 error = TrainingError(f"The return of evaluation {index} is {mean_return}.")
@@ -288,7 +288,7 @@ class Training:
         for values in evaluated.values():
             values["steps_per_second"] = progress.env_step / progress.train_seconds
         self.log("absolute", index, evaluated)
-        return [values["mean_episode_return"] for values in evaluated.values()]
+        return [return_of_learners(values, self.config) for values in evaluated.values()]
 
     def evaluate(
         self, index: int, act_params: Any, num_episodes: int
@@ -398,6 +398,19 @@ def read_pretrained(config: RunConfig, system: System) -> Stored | None:
 def params_of(learner_state: Any) -> dict[str, Any]:
     """Returns what a run that starts from another's parameters takes from it."""
     return {"learner_state/params": learner_state.params}
+
+
+def return_of_learners(values: dict[str, float], config: RunConfig) -> float:
+    """Returns the mean return of an evaluation; if teams are frozen, the mean over the others: what
+    is good for one team may be bad for the other.
+    """
+    frozen = getattr(config.system, "frozen_teams", ())
+    of_others = [
+        x
+        for name, x in values.items()
+        if name.startswith(OF_TEAM) and name.removeprefix(OF_TEAM) not in frozen
+    ]
+    return float(np.mean(of_others)) if frozen and of_others else values["mean_episode_return"]
 
 
 @jax.jit

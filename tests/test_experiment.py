@@ -344,10 +344,8 @@ def test_memory_does_not_grow_with_the_updates_of_a_block():
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            *(
-                "ff_maac",
-                ("env=lbf", "system.lagged_critic=true", "system.overlap_collection=true"),
-            ),
+            "ff_maac",
+            ("env=lbf", "system.lagged_critic=true", "system.overlap_collection=true"),
             marks=pytest.mark.slow,
         ),
     ],

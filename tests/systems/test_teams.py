@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mava import experiment
+from mava import experiment, training
 from mava.config import UserError
 from tests.running import (
     build,
@@ -104,6 +104,22 @@ def test_returns_of_teams_are_logged(tmp_path, capsys):
         mean = (2 * left + 3 * right) / 5
         assert step["mean_episode_return"][0] == pytest.approx(mean, abs=1e-5)
     assert "(left " in capsys.readouterr().out
+
+
+def test_the_best_parameters_are_those_of_the_team_that_learns():
+    values = {
+        "mean_episode_return": 1.0,
+        "mean_episode_return/left": 5.0,
+        "mean_episode_return/right": -5.0,
+    }
+    for frozen, expected in (
+        ("[]", 1.0),
+        ("[right]", 5.0),
+        ("[left]", -5.0),
+        ("[left, right]", 1.0),
+    ):
+        run = make_run("ff_ippo", *PER_TEAM, f"system.frozen_teams={frozen}", probe="Teams")
+        assert training.return_of_learners(values, run) == expected
 
 
 def test_unknown_teams_are_refused():
