@@ -343,10 +343,10 @@ def test_sigterm_ends_a_real_process_in_order(tmp_path):
 
 
 def readme_commands():
-    """The indented command lines of the README that train."""
+    """The indented command lines of the README that train (test_autoscale.py has the search)."""
     lines = (line.strip() for line in (ROOT / "README.md").read_text().splitlines())
     pattern = r"(python|make train)\b.*(env|my_idea|\$RUN|\$VAULT)"
-    return [line for line in lines if re.match(pattern, line)]
+    return [line for line in lines if re.match(pattern, line) and "mava.autoscale" not in line]
 
 
 def is_of_vaults(command):
