@@ -101,7 +101,7 @@ def test_varying_axes(function, expected):
 @pytest.mark.parametrize(
     ("name", "devices", "replicas"),
     [("ff_ippo", *axes) for axes in ((2, 1), (1, 2), (2, 2))]
-    + [("ff_mappo", 2, 2), ("rec_ippo", 2, 1), ("rec_mappo", 2, 2)],
+    + [("ff_mappo", 2, 2), ("rec_mappo", 2, 2)],
 )
 def test_devices_and_replicas_agree(name, devices, replicas):
     """After training, every device holds the same parameters and another stream of experience."""

@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 import nbformat
+import pytest
 
 import mava
 
 REPOSITORY = Path(mava.__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs(tmp_path):
     text = (REPOSITORY / "examples" / "quickstart.ipynb").read_text()
     assert text.count("system.total_timesteps=1e5") == 2

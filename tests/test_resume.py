@@ -79,7 +79,7 @@ def same_end(first, second):
         pytest.param("ff_mappo", 1, 2, marks=pytest.mark.slow),
         pytest.param("ff_mappo", 2, 1, marks=pytest.mark.slow),
         pytest.param("rec_ippo", 1, 1, marks=pytest.mark.slow),
-        ("rec_mappo", 2, 2),
+        pytest.param("rec_mappo", 2, 2, marks=pytest.mark.slow),
         ("ff_maac", 2, 2),
     ],
 )

@@ -19,7 +19,6 @@ FAST = ("arch.num_envs=16", "system.actor_lr=0.02", "system.critic_lr=0.02", "sy
 @pytest.mark.parametrize(
     ("name", "probe", "expected"),
     [  # the cue that both agents see, and the value of it; gamma is 0.5
-        ("ff_ia2c", "Ended", {0.0: 1.875, 0.25: 1.75, 0.5: 1.5, 0.75: 1.0}),
         ("ff_ia2c", "Cut", {1.0: 2.0, -1.0: -2.0}),
         ("ff_maa2c", "Cut", {1.0: 2.0, -1.0: -2.0}),
     ],

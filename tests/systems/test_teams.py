@@ -81,9 +81,9 @@ def test_a_team_alone_learns_what_it_learns_beside_another():
 @pytest.mark.parametrize(
     ("policies", "reward"),
     [
-        ("shared", 0.6),  # the larger team's action
+        pytest.param("shared", 0.6, marks=SLOW),  # the larger team's action
         ("per_team", 1.0),
-        ("per_agent", 1.0),
+        pytest.param("per_agent", 1.0, marks=SLOW),
         ("{left: [0, 3], first: [1], others: [2, 4]}", 1.0),
     ],
 )
