@@ -310,6 +310,8 @@ def runs_of_seeds(run: RunConfig) -> list[RunConfig]:
     for seed in range(run.system.seed, run.system.seed + run.arch.num_seeds):
         composed = copy.deepcopy(run.composed)
         composed.system.seed, composed.arch.num_seeds = seed, 1
+        if run.logger.vault.uid is not None:  # a vault of each seed's own
+            composed.logger.vault.uid = f"{run.logger.vault.uid}-seed_{seed}"
         runs.append(parse(composed, run.system_file))
     return runs
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from flax.errors import FlaxError
+from omegaconf import OmegaConf
 
 from mava import config as configuration
 from mava.checkpoints import Checkpoints, Stored, read_newest
@@ -44,6 +45,7 @@ from mava.services import MakeLogger, find_loggers, start_loggers
 from mava.signals import Stopped, StopSignals
 from mava.snapshot import Progress
 from mava.stored_run import find_system_file, load_run
+from mava.summary import first_values, return_of_learners
 from mava.sweeps import failed_jobs_listed, find_finished, record_failure
 from mava.training import SeedRun, Training, TrainingError, read_pretrained, run_keys
 from mava.types import MarlEnv, System, array_spec
@@ -181,7 +183,9 @@ def make_vector_env(run: RunConfig) -> VectorEnv:
         env = GlobalState(env)
     if run.system.add_agent_id:
         env = AgentIds(env)
-    return VectorEnv(EpisodeMetrics(env), run.arch.num_envs)
+    policies = run.composed.network.get("policies")
+    groups: Any = OmegaConf.to_container(policies) if OmegaConf.is_dict(policies) else None
+    return VectorEnv(EpisodeMetrics(env, groups), run.arch.num_envs)
 
 
 def make_system(module: ModuleType, env: VectorEnv, run: RunConfig, config: Any) -> System:
@@ -286,7 +290,7 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
             check_drawable(env.env)
         pretrained = None if resumed else read_pretrained(config, system)
         if folder is not None and resumed is not None:
-            result = result_if_complete(folder, plan, resumed.progress)
+            result = result_if_complete(config, folder, plan, resumed.progress)
             if result is not None:
                 return result
         services = find_loggers(config.logger)
@@ -294,6 +298,7 @@ def run(module: ModuleType, config: RunConfig, folder: Path | None = None) -> fl
         signals = stack.enter_context(StopSignals())
         stack.enter_context(debug_nans(config.arch.debug))
         is_new, versions = folder is None, find_versions(config.system_file)
+        versions["seeds_trained_together"] = plan.num_seeds
         folders = [folder] if folder else create_run_folders(of_seeds, versions, stack)
         if resumed:
             announce_resumed(config, plan, resumed, versions)
@@ -381,7 +386,9 @@ def make_seed_run(
     )
 
 
-def result_if_complete(folder: Path, plan: Plan, progress: Progress) -> float | None:
+def result_if_complete(
+    config: RunConfig, folder: Path, plan: Plan, progress: Progress
+) -> float | None:
     """Returns the mean return of the last evaluation of a run that has nothing left to do."""
     record = read_record(folder / "metrics.json")
     if progress.num_evaluations < plan.num_evaluations:
@@ -391,7 +398,7 @@ def result_if_complete(folder: Path, plan: Plan, progress: Progress) -> float | 
     budget = "system.num_updates" if plan.offline else "system.total_timesteps"
     print(f"{folder} is complete; a larger {budget} makes it go on.")
     if plan.num_absolute_episodes:
-        return record["absolute_metrics"]["mean_episode_return"][0]
+        return return_of_learners(first_values(record["absolute_metrics"]), config)
     return progress.mean_return
 
 

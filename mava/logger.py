@@ -12,9 +12,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 from mava.config import UserError
 from mava.plan import Plan
 from mava.snapshot import Progress
-from mava.summary import half_interval, mean_over_seeds
+from mava.summary import OF_TEAM, half_interval, mean_over_seeds
 
-OF_TEAM = "mean_episode_return/"  # then a team's name
 JSON_METRICS = ("mean_episode_return", "win_rate", "steps_per_second")
 
 

@@ -24,6 +24,7 @@ FIXED = {
     "logger.checkpointing.load_model": "only a new run starts from other parameters",
     "logger.system_name": "a run has one folder",
     "arch.num_seeds": "a run has one seed",
+    "system.frozen_teams": "the best parameters are those best for the teams that learn",
     "system.seed": "a run has one seed",
 }
 

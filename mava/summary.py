@@ -5,7 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mava.config import RunConfig
 from mava.types import Metrics
+
+OF_TEAM = "mean_episode_return/"  # then a team's name
 
 
 def summarise_episodes(values: dict[str, np.ndarray]) -> dict[str, float]:
@@ -42,6 +45,24 @@ def summarise_training(metrics: Metrics, seconds: float) -> dict[str, float]:
         if count > 0:
             summary[name] = float(total / (seconds if name.endswith("_per_second") else count))
     return summary
+
+
+def return_of_learners(values: dict[str, float], config: RunConfig) -> float:
+    """Returns the mean return of an evaluation; if teams are frozen, the mean over the others: what
+    is good for one team may be bad for the other.
+    """
+    frozen = getattr(config.system, "frozen_teams", ())
+    of_others = [
+        x
+        for name, x in values.items()
+        if name.startswith(OF_TEAM) and name.removeprefix(OF_TEAM) not in frozen
+    ]
+    return float(np.mean(of_others)) if frozen and of_others else values["mean_episode_return"]
+
+
+def first_values(metrics: dict[str, list[float]]) -> dict[str, float]:
+    """Returns metrics as they were before MARL-eval's format made lists of them."""
+    return {name: x[0] for name, x in metrics.items()}
 
 
 def mean_over_seeds(values: list[dict[str, float]]) -> dict[str, float]:

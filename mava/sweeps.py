@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from mava.config import RunConfig, UserError
 from mava.logger import read_record
+from mava.summary import first_values, return_of_learners
 
 
 class RememberFolder(Callback):
@@ -83,7 +84,7 @@ def find_finished(run: RunConfig) -> tuple[Path, float] | None:
         last = f"step_{run.arch.num_evaluation - 1}"
         last = "absolute_metrics" if run.arch.absolute_metric else last
         if last in record:
-            return folder, record[last]["mean_episode_return"][0]
+            return folder, return_of_learners(first_values(record[last]), run)
     return None
 
 

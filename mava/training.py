@@ -18,14 +18,14 @@ from mava.checkpoints import Checkpoints, Stored, read_checkpoint
 from mava.config import RunConfig, UserError
 from mava.debugging import profiled
 from mava.evaluator import in_order
-from mava.logger import OF_TEAM, Console, Event, Logger
+from mava.logger import Console, Event, Logger
 from mava.plan import Plan
 from mava.programs import Programs, setup_keys, stack_seeds
 from mava.recorder import Recorder
 from mava.render import Renderer
 from mava.signals import Stopped, StopSignals
 from mava.snapshot import Progress, Snapshot, fill, first_misfit, named_leaves
-from mava.summary import summarise_episodes, summarise_training
+from mava.summary import return_of_learners, summarise_episodes, summarise_training
 from mava.types import Metrics, System
 from mava.utils.parallel import merge_metrics
 
@@ -398,19 +398,6 @@ def read_pretrained(config: RunConfig, system: System) -> Stored | None:
 def params_of(learner_state: Any) -> dict[str, Any]:
     """Returns what a run that starts from another's parameters takes from it."""
     return {"learner_state/params": learner_state.params}
-
-
-def return_of_learners(values: dict[str, float], config: RunConfig) -> float:
-    """Returns the mean return of an evaluation; if teams are frozen, the mean over the others: what
-    is good for one team may be bad for the other.
-    """
-    frozen = getattr(config.system, "frozen_teams", ())
-    of_others = [
-        x
-        for name, x in values.items()
-        if name.startswith(OF_TEAM) and name.removeprefix(OF_TEAM) not in frozen
-    ]
-    return float(np.mean(of_others)) if frozen and of_others else values["mean_episode_return"]
 
 
 @jax.jit

@@ -43,9 +43,11 @@ class Groups(NamedTuple):
 
     def mean(self, x: jax.Array) -> jax.Array:
         """Returns for each agent the mean of x (..., N) over its group and the other axes, (N,)."""
-        same = self.of_agent == self.of_agent[:, None]
+        if len(self.ids) == 1:
+            return jnp.broadcast_to(jnp.mean(x), x.shape[-1:])
         of_agents = jnp.mean(x, axis=tuple(range(x.ndim - 1)))
-        return of_agents @ (same / np.sum(same, axis=0)).astype(x.dtype)
+        sums = jax.ops.segment_sum(of_agents, self.of_agent, len(self.ids))
+        return (sums / np.bincount(self.of_agent))[self.of_agent]
 
     @property
     def by_size(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -55,15 +57,21 @@ class Groups(NamedTuple):
         return [(which, np.array([self.ids[group] for group in which])) for which in groups]
 
 
-def make_groups(policies: str | Mapping[str, Any], teams: Mapping[str, tuple[int, ...]]) -> Groups:
+def make_groups(
+    policies: str | Mapping[str, Any], teams: Mapping[str, tuple[int, ...]], num_agents: int
+) -> Groups:
     """Returns the groups that `network.policies` asks for; raises ValueError.
 
     Args:
         policies: shared, per_team or per_agent, or the agents of each group by its name.
         teams: the environment's: the agents of each by its name.
+        num_agents: N.
     """
-    num_agents = sum(len(ids) for ids in teams.values())
     everyone = tuple(range(num_agents))
+    if sorted(i for ids in teams.values() for i in ids) != list(everyone):
+        raise ValueError(
+            f"The environment's teams, {teams}, must have each of its {num_agents} agents once."
+        )
     if policies == "shared":
         return Groups(("all",), ("all",), (everyone,))
     if policies == "per_team":
@@ -77,7 +85,12 @@ def make_groups(policies: str | Mapping[str, Any], teams: Mapping[str, tuple[int
             f"network.policies={policies} must be {', '.join(POLICIES)}, or the agents of each "
             "group: {left: [0, 1], right: [2, 3]}."
         )
-    ids = tuple(tuple(policies[name]) for name in policies)
+    given = [policies[name] for name in policies]
+    if not all(isinstance(x, list | tuple) and all(type(i) is int for i in x) for x in given):
+        raise ValueError(
+            f"network.policies={dict(policies)}: a group is a list of agents' numbers."
+        )
+    ids = tuple(map(tuple, given))
     if sorted(i for group in ids for i in group) != list(everyone) or not all(ids):
         raise ValueError(
             f"network.policies={dict(zip(policies, ids, strict=True))} must name each of the "
@@ -104,6 +117,9 @@ def learning_rates(
                 f"frozen_teams): with this network.policies there is "
                 f"{', '.join(dict.fromkeys(groups.teams))}."
             )
+    for name, rate in by_team.items():
+        if not rate > 0:
+            raise ValueError(f"actor_lr_by_team={{{name}: {rate}}} must be above 0.")
     rates = [by_team.get(team, default) for team in groups.teams]
     return [0.0 if team in frozen_teams else x for team, x in zip(groups.teams, rates, strict=True)]
 

@@ -315,7 +315,7 @@ def make_system(
     env: VectorEnv, networks: dict[str, Any], config: Config
 ) -> System[LearnerState, ActorState]:
     """Returns the system; raises ValueError where the config does not fit the environment."""
-    groups = make_groups(networks.get("policies", "shared"), env.teams)
+    groups = make_groups(networks.get("policies", "shared"), env.teams, env.num_agents)
     actor_lrs = learning_rates(
         groups, config.actor_lr, config.actor_lr_by_team, config.frozen_teams
     )

@@ -368,7 +368,7 @@ def make_system(
             f"num_minibatches={config.num_minibatches} must divide "
             f"rollout_length * num_envs = {steps_per_update}."
         )
-    groups = make_groups(networks.get("policies", "shared"), env.teams)
+    groups = make_groups(networks.get("policies", "shared"), env.teams, env.num_agents)
     actor_lrs = learning_rates(
         groups, config.actor_lr, config.actor_lr_by_team, config.frozen_teams
     )

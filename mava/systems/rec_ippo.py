@@ -490,7 +490,7 @@ def make_system(
             f"num_minibatches={config.num_minibatches} must divide num_envs * rollout_length / "
             f"recurrent_chunk_size = {config.num_chunks * env.num_envs}, the number of sequences."
         )
-    groups = make_groups(networks.get("policies", "shared"), env.teams)
+    groups = make_groups(networks.get("policies", "shared"), env.teams, env.num_agents)
     actor_lrs = learning_rates(
         groups, config.actor_lr, config.actor_lr_by_team, config.frozen_teams
     )

@@ -1,6 +1,6 @@
 """Return and length of the running episode."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,9 +27,13 @@ class EpisodeMetrics(Wrapper):
     `episode_return/<team>` is the mean over each one's agents.
     """
 
-    def __init__(self, env: MarlEnv) -> None:
+    def __init__(self, env: MarlEnv, groups: Mapping[str, Sequence[int]] | None = None) -> None:
+        """Args:
+        env: the environment.
+        groups: of agents, in place of the environment's teams.
+        """
         super().__init__(env)
-        self.teams = teams(env)
+        self.teams = teams(env) if groups is None else dict(groups)
 
     def reset(self, key: jax.Array) -> tuple[EpisodeState, TimeStep]:
         env_state, timestep = self.env.reset(key)

@@ -33,8 +33,8 @@ from mava.types import Continuous, Discrete, MultiDiscrete, Observation, array_s
 
 TEAMS = {"left": (4, 1), "right": (0, 2, 3), "middle": (5, 6)}  # two sizes, ids in no order
 NUM_AGENTS = 7
-PER_TEAM = make_groups("per_team", TEAMS)
-PER_AGENT = make_groups("per_agent", TEAMS)
+PER_TEAM = make_groups("per_team", TEAMS, NUM_AGENTS)
+PER_AGENT = make_groups("per_agent", TEAMS, NUM_AGENTS)
 
 
 def observation(spec, *batch, view=(6,)):
@@ -188,11 +188,11 @@ def test_means_over_groups():
 
 
 def test_groups_of_a_config():
-    groups = make_groups({"a": [0, 1, 2], "b": [3], "c": [4, 5, 6]}, TEAMS)
+    groups = make_groups({"a": [0, 1, 2], "b": [3], "c": [4, 5, 6]}, TEAMS, NUM_AGENTS)
     assert groups.names == groups.teams == ("a", "b", "c")
     assert list(groups.of_agent) == [0, 0, 0, 1, 2, 2, 2]
     assert PER_AGENT.teams == ("right", "left", "right", "right", "left", "middle", "middle")
-    assert make_groups("per_team", {"all": (0, 1)}).ids == ((0, 1),)
+    assert make_groups("per_team", {"all": (0, 1)}, 2).ids == ((0, 1),)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_groups_of_a_config():
 )
 def test_refuses_what_are_no_groups(policies, message):
     with pytest.raises(ValueError, match=message):
-        make_groups(policies, TEAMS)
+        make_groups(policies, TEAMS, NUM_AGENTS)
 
 
 @pytest.mark.parametrize(("rates", "frozen"), [({"up": 1.0}, []), ({}, ["up"])])
@@ -214,4 +214,13 @@ def test_refuses_unknown_teams(rates, frozen):
     with pytest.raises(ValueError, match=r"no team up .* there is left, right, middle"):
         learning_rates(PER_TEAM, 1.0, rates, frozen)
     with pytest.raises(ValueError, match=r"no team left .* there is all"):
-        learning_rates(make_groups("shared", TEAMS), 1.0, {"left": 1.0}, [])
+        learning_rates(make_groups("shared", TEAMS, NUM_AGENTS), 1.0, {"left": 1.0}, [])
+
+
+def test_refuses_teams_that_leave_agents_out():
+    with pytest.raises(ValueError, match="must have each of its 3 agents once"):
+        make_groups("shared", {"a": (0, 1)}, 3)
+    with pytest.raises(ValueError, match="a group is a list of agents' numbers"):
+        make_groups({"a": 0, "b": [1]}, {"all": (0, 1)}, 2)
+    with pytest.raises(ValueError, match="must be above 0"):
+        learning_rates(PER_TEAM, 1.0, {"right": -1.0}, [])

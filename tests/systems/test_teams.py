@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from mava import experiment, training
+from mava import experiment, summary
 from mava.config import UserError
 from tests.running import (
     build,
@@ -119,7 +119,15 @@ def test_the_best_parameters_are_those_of_the_team_that_learns():
         ("[left, right]", 1.0),
     ):
         run = make_run("ff_ippo", *PER_TEAM, f"system.frozen_teams={frozen}", probe="Teams")
-        assert training.return_of_learners(values, run) == expected
+        assert summary.return_of_learners(values, run) == expected
+
+
+def test_groups_of_the_config_have_returns_of_their_own():
+    groups = "network.policies={a: [0, 3, 1], b: [2, 4]}"
+    env, _, _ = build("ff_ippo", groups, "system.frozen_teams=[b]", probe="Teams")
+    _, timestep = env.reset(jax.random.key(0))
+    names = [name for name in timestep.extras if name.startswith("episode_return/")]
+    assert names == ["episode_return/a", "episode_return/b"]
 
 
 def test_unknown_teams_are_refused():
