@@ -29,6 +29,17 @@ absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 MAX_MEMORY_MAPS = 20_000  # of the 65,530 that Linux allows
 
 
+SLOW = Path(__file__).with_name("slow.txt").read_text().splitlines()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks the tests in slow.txt, which took more than 10 s of a core: `make test-all` runs them."""
+    for item in items:
+        if item.nodeid.removeprefix("tests/") in SLOW:
+            item.add_marker(pytest.mark.slow)
+
+
 def num_memory_maps():
     maps = Path("/proc/self/maps")
     return len(maps.read_text().splitlines()) if maps.exists() else 0

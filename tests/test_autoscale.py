@@ -219,7 +219,7 @@ def test_a_forks_defaults_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ff_mapo"], "ff_mapo is neither a system (ff_ippo, ff_maac, ff_mappo, rec_bc"),
+        (["ff_mapo"], "ff_mapo is neither a system (ff_ia2c, ff_ippo, ff_maa2c"),
         (["ff_mappo", "system.gama=1"], "Key 'gama' not in 'Config'"),
         (["ff_mappo", "system.gamma=2"], "gamma=2.0 must be between 0 and 1."),
         (["ff_mappo", "arch.num_envs=1,2"], "Ambiguous value for argument 'arch.num_envs=1,2'"),

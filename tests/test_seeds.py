@@ -102,7 +102,7 @@ def three_seeds(tmp_path_factory):
     """Seeds 7 to 9 trained together and recorded, in <root>/together; seed 8 in <root>/alone."""
     root = tmp_path_factory.mktemp("seeds")
     options = (*QUIET, "system.num_updates=4", "arch.num_evaluation=4", "logger.use_tb=true")
-    options = (*options, "logger.vault.record=true", "logger.vault.every=2")
+    options = (*options, "logger.vault.record=true", "logger.vault.every=2", "arch.num_devices=2")
     train("ff_ippo", *options, "system.seed=7", "arch.num_seeds=3",
           f"logger.base_exp_path={root / 'together'}", probe="RandomLength")  # fmt: skip
     train("ff_ippo", *options, "system.seed=8",

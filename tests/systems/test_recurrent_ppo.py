@@ -215,7 +215,8 @@ def counting(system):
     """Replaces the actor: the action taken is the number of steps that the memory has seen."""
     algo = system.update.args[0]
     torso = RecurrentTorso(pre_torso=Same(), cell=CountingCell(features=2), post_torso=Same())
-    return algo._replace(actor=algo.actor.clone(torso=torso, head=TakeCount()))
+    network = algo.actor.network.clone(torso=torso, head=TakeCount())
+    return algo._replace(actor=algo.actor._replace(network=network))
 
 
 @pytest.mark.parametrize("name", RECURRENT)
