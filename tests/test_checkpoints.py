@@ -231,7 +231,7 @@ def test_files_that_can_not_grow(tmp_path):
         "network.actor_network.pre_torso.layer_sizes=[64,64]",
     )  # fmt: skip
     process = subprocess.run(
-        [sys.executable, "-c", LIMITED, "16000", str(SYSTEMS / "ff_ippo.py"), *arguments],
+        [sys.executable, "-c", LIMITED, "20000", str(SYSTEMS / "ff_ippo.py"), *arguments],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert process.returncode == 1
