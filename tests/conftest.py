@@ -34,7 +34,7 @@ SLOW = Path(__file__).with_name("slow.txt").read_text().splitlines()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks the tests in slow.txt, which took more than 10 s of a core: `make test-all` runs them."""
+    """Marks the tests in slow.txt, of more than 10 s of a core: `make test-all` runs them."""
     for item in items:
         if item.nodeid.removeprefix("tests/") in SLOW:
             item.add_marker(pytest.mark.slow)
