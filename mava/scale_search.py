@@ -32,7 +32,7 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """What is to be large."""
+        """What is to be large; 0 if it was not measured."""
         updates = self.agent_updates_per_second
         return self.steps_per_second if updates is None else updates
 
@@ -84,8 +84,6 @@ def climb(
         here, setting = start, move(start.setting)
         while setting is not None:
             trial = attempt(setting)
-            if not trial.is_measured:
-                break
             if trial.rate > best.rate * (1 + NOISE):
                 best = trial
             if trial.rate < here.rate * (1 + min_gain):
@@ -122,7 +120,7 @@ def search(
         axes.append((more_parts, fewer_parts))
     best = attempt(start)
     last_moved = None
-    for moves in axes * ROUNDS if best.is_measured else []:
+    for moves in axes * ROUNDS if best.rate else []:
         if moves is last_moved:  # nothing else has changed since
             break
         found = climb(best, moves, attempt, min_gain)

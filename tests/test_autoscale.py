@@ -94,6 +94,16 @@ def test_trials_that_can_not_be_made_are_survived(status):
     assert {trial.status for trial in trials} == {"measured", status}
 
 
+def test_axes_are_searched_again_after_the_others():
+    def failing(setting):  # a minibatch of more than 8 environments
+        return ("too large", "") if setting.num_envs > 8 * setting.num_parts else None
+
+    measure, asked = surface((32, 1, 4), failing)
+    chosen, _ = search(START, measure, has_parts=True, min_gain=0.1)
+    assert Setting(32, 1, 2) in asked
+    assert chosen.setting == (32, 1, 4)
+
+
 def test_a_search_that_can_not_start_ends():
     measure, asked = surface((16, 1, 2), lambda setting: ("failed", "no"))
     chosen, _ = search(START, measure, has_parts=True, min_gain=0.1)
